@@ -1,0 +1,99 @@
+"""The front door: a model, its training images and the pictures asked about in, scores out."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, overload
+
+import torch
+
+from dtrak.data import Images, load_images
+from dtrak.errors import UsageError
+from dtrak.features import FeatureStore
+from dtrak.featurizing import FeatureSettings, featurize
+from dtrak.kernels import absolute_damping, decompose
+from dtrak.methods import Method, get_method
+from dtrak.models import DiffusionModel, load_model
+from dtrak.scores import Scores
+
+
+@overload
+def attribute(
+    model: DiffusionModel | str, train: Images | str, queries: Images | str, method: str = ..., **settings: Any
+) -> Scores: ...
+
+
+@overload
+def attribute(
+    model: DiffusionModel | str, train: Images | str, queries: Images | str, method: Sequence[str], **settings: Any
+) -> dict[str, Scores]: ...
+
+
+def attribute(
+    model: DiffusionModel | str,
+    train: Images | str,
+    queries: Images | str,
+    method: str | Sequence[str] = "d-trak",
+    *,
+    damping: float | str = 0.1,
+    objective: str | None = None,
+    cache: str | Path | None = None,
+    device: str | None = None,
+    **settings: Any,
+) -> Scores | dict[str, Scores]:
+    """Score every training image for every query.
+
+    `method` is a name from `dtrak.methods`, or several, which share what they can; then the answer is a dictionary by
+    name. `damping` is a fraction of the mean eigenvalue of ΦΦᵀ, or "absolute:λ". `objective` replaces D-TRAK's
+    L_Square. `cache` is a folder that keeps the features: the next question about the same training images costs only
+    its queries. `settings` are those of `FeatureSettings`: timesteps, projection_dim, projection, parameters, seed, ….
+    """
+    names = [method] if isinstance(method, str) else list(method)
+    methods = [get_method(name) for name in names]
+    objectives = [_objective(one, objective) for one in methods]
+    feature_settings = FeatureSettings(**settings)
+    model = load_model(model) if isinstance(model, str) else model
+    train = load_images(train) if isinstance(train, str) else train
+    queries = load_images(queries) if isinstance(queries, str) else queries
+    model.check_fits(queries.shape, queries.source)
+    model.to(best_device() if device is None else device)
+
+    with TemporaryDirectory() if cache is None else nullcontext(cache) as folder:
+        wanted = list(dict.fromkeys(objectives))
+        train_features = featurize(model, train, wanted, feature_settings, Path(folder), "train")
+        query_name = f"queries-{queries.fingerprint[:8]}"
+        query_features = featurize(model, queries, wanted, feature_settings, Path(folder), query_name)
+        scores = {
+            one.name: _score(one, train_features[key], query_features[key], damping, train, queries)
+            for one, key in zip(methods, objectives, strict=True)
+        }
+    return scores[names[0]] if isinstance(method, str) else scores
+
+
+def _score(
+    method: Method,
+    train_features: FeatureStore,
+    query_features: FeatureStore,
+    damping: float | str,
+    train: Images,
+    queries: Images,
+) -> Scores:
+    kernel = decompose(train_features)
+    values = method.score(kernel, query_features.numpy(), absolute_damping(damping, kernel))
+    return Scores(values, train.ids, queries.ids, method.name, train.columns)
+
+
+def _objective(method: Method, asked: str | None) -> str:
+    if asked is None or asked == method.objective:
+        return method.objective
+    if not method.any_objective:
+        raise UsageError(f"{method.name} is defined by the objective {method.objective!r}, not {asked!r}: use d-trak")
+    return asked
+
+
+def best_device() -> str:
+    """The fastest device that is there."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -1,0 +1,200 @@
+"""The store: features [N, k] on disk, in shards that are each there whole or not at all.
+
+A folder holds `manifest.json`, which says by fingerprint what the features were made from, and one safetensors file for
+every few hundred rows, with its checksum. A shard is computed by whoever holds its lock; a lock dies with its process.
+So a killed run goes on where it stopped, several processes can fill one store, and no one reads a half-written file.
+"""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import filelock
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from dtrak.errors import DtrakError, UsageError
+from dtrak.files import make_folder, write_bytes, write_json
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SHARD_BYTES = 16 << 20
+MOST_SHARD_ROWS = 128  # what a kill can cost, at the most
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a store's features were made from. Two stores with equal manifests hold equal features."""
+
+    model: str
+    data: str
+    objective: str
+    timesteps: list[int]
+    draws: int
+    noise: str
+    seed: int
+    parameters: str
+    projection: str
+    dim: int
+    rows: int
+    dtype: str = "float32"
+    version: int = 1
+
+    @property
+    def shard_rows(self) -> int:
+        return max(1, min(MOST_SHARD_ROWS, SHARD_BYTES // (self.dim * DTYPES[self.dtype].itemsize)))
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.dim * DTYPES[self.dtype].itemsize
+
+
+class FeatureStore:
+    """Features on disk; `create` opens a folder for a manifest, `open` reads whatever is there."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+
+    @classmethod
+    def create(cls, folder: Path, manifest: Manifest) -> "FeatureStore":
+        """Open the store for these settings, making it if there is none; refuse one made with others."""
+        path = folder / "manifest.json"
+        if not path.exists():
+            write_json(path, asdict(manifest))
+        found = cls.open(folder).manifest
+        for field, wanted in asdict(manifest).items():
+            there = getattr(found, field)
+            if there != wanted:
+                raise UsageError(
+                    f"the features in {folder} were made with {field} {_short(there)}, not {_short(wanted)}: "
+                    "give another cache folder, or remove this one"
+                )
+        return cls(folder, manifest)
+
+    @classmethod
+    def open(cls, folder: Path) -> "FeatureStore":
+        path = folder / "manifest.json"
+        try:
+            return cls(folder, Manifest(**json.loads(path.read_text())))
+        except FileNotFoundError:
+            raise UsageError(f"no features at {folder}: it has no manifest.json") from None
+        except (ValueError, TypeError) as error:
+            raise DtrakError(f"{path} is not the manifest of a feature store: {error}") from error
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    @property
+    def dim(self) -> int:
+        return self.manifest.dim
+
+    @cached_property
+    def shards(self) -> list[range]:
+        """The rows of each shard."""
+        step = self.manifest.shard_rows
+        return [range(start, min(start + step, len(self))) for start in range(0, len(self), step)]
+
+    def blocks(self) -> Iterator[tuple[range, Tensor]]:
+        """All rows in order, a shard at a time: (rows, float32 [b, k])."""
+        for index, rows in enumerate(self.shards):
+            features = self._read(index)
+            if features is None:
+                raise DtrakError(
+                    f"{self._path(index)} is missing or damaged: run the command that made these features again"
+                )
+            yield rows, features.float()
+
+    def numpy(self) -> Any:
+        """All rows at once, float32 [N, k]: for small sets such as queries."""
+        return torch.cat([features for _, features in self.blocks()]).numpy()
+
+    def missing(self) -> list[int]:
+        """The shards that are not there or do not match their checksum."""
+        return [index for index in range(len(self.shards)) if self._read(index) is None]
+
+    def write(self, index: int, features: Tensor) -> None:
+        """Write one shard, float32 [b, k], in the store's dtype."""
+        stored = features.to(DTYPES[self.manifest.dtype]).contiguous()
+        if not stored.isfinite().all():
+            raise DtrakError(
+                f"features of {self.folder} overflow {self.manifest.dtype}: store them as bfloat16 or float32"
+            )
+        path = self._path(index)
+        for leftover in self.folder.glob(f".{path.name}.*.tmp"):
+            leftover.unlink(missing_ok=True)
+        write_bytes(path, save({"features": stored}, {"checksum": _checksum(stored)}))
+
+    def lock(self, index: int) -> filelock.BaseFileLock:
+        return filelock.FileLock(make_folder(self.folder / ".locks") / f"{index:05d}", blocking=False)
+
+    def _path(self, index: int) -> Path:
+        return self.folder / f"shard-{index:05d}.safetensors"
+
+    def _read(self, index: int) -> Tensor | None:
+        """A shard, mapped into memory; None if it is missing or damaged."""
+        try:
+            with safe_open(self._path(index), "pt") as file:
+                features: Tensor = file.get_tensor("features")
+                intact = (file.metadata() or {}).get("checksum") == _checksum(features)
+        except (FileNotFoundError, SafetensorError):
+            return None
+        return features if intact and features.shape == (len(self.shards[index]), self.dim) else None
+
+
+def fill(
+    stores: Sequence[FeatureStore],
+    compute: Callable[[range], Tensor],
+    advance: Callable[[int], None],
+) -> None:
+    """Compute what is missing in stores of the same rows; `compute(rows)` gives float32 [stores, b, k].
+
+    Shards that another process is working on are left to it, and taken over if it dies.
+    """
+    _check_space(stores)
+    missing = sorted({index for store in stores for index in store.missing()})
+    rows_of = stores[0].shards
+    advance(len(stores[0]) - sum(len(rows_of[index]) for index in missing))
+    while missing:
+        left_to_others = []
+        for index in missing:
+            with ExitStack() as locks:
+                try:
+                    for store in stores:
+                        locks.enter_context(store.lock(index))
+                except filelock.Timeout:
+                    left_to_others.append(index)
+                    continue
+                if any(store._read(index) is None for store in stores):
+                    features = compute(rows_of[index])
+                    for store, its_features in zip(stores, features, strict=True):
+                        store.write(index, its_features)
+                advance(len(rows_of[index]))
+        if len(left_to_others) == len(missing):
+            time.sleep(0.2)
+        missing = left_to_others
+
+
+def _check_space(stores: Sequence[FeatureStore]) -> None:
+    for store in stores:
+        written = sum(path.stat().st_size for path in store.folder.glob("shard-*.safetensors"))
+        needed, free = store.manifest.bytes - written, shutil.disk_usage(store.folder).free
+        if needed > free:
+            raise DtrakError(f"{store.folder} needs {needed / 1e6:,.0f} MB more, but its disk has {free / 1e6:,.0f} MB")
+
+
+def _checksum(features: Tensor) -> str:
+    return hashlib.blake2b(features.contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"

@@ -1,0 +1,80 @@
+"""Files that are there whole or not at all, whatever kills the process that writes them.
+
+Everything is written under a temporary name in the same folder, flushed to the disk, and renamed.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dtrak.errors import DtrakError
+
+
+@contextmanager
+def naming_the_path(path: Path) -> Iterator[None]:
+    """Turn a failure of the disk into one line that says what could not be written and why."""
+    # Rust's safetensors wraps the system's error in a class of its own, with its text inside.
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DtrakError(f"cannot write {path}: {reason}") from error
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path`, unique to this call, that no reader takes for the real thing."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def make_folder(path: Path) -> Path:
+    with naming_the_path(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically; on failure nothing of it stays behind."""
+    make_folder(path.parent)
+    temporary = temporary_name(path)
+    with naming_the_path(path):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; it takes the place of `path` when the block ends without an error."""
+    make_folder(path.parent)
+    temporary = temporary_name(path)
+    with naming_the_path(path):
+        try:
+            temporary.mkdir()
+            yield temporary
+            old = temporary_name(path)
+            if path.exists():
+                path.rename(old)
+            temporary.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)

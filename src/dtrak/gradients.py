@@ -1,0 +1,136 @@
+"""The gradient of an objective, averaged over an image's noised copies and projected: the feature of the image.
+
+    φ(x) = Pᵀ ∇_θ (1/KZ) Σ_t Σ_z ℓ(x, t, ε)        over K timesteps t and Z noises ε
+
+The KZ copies of one image are a batch and φ is linear in the gradient of their mean, so one ordinary backward pass
+gives it, for any architecture. Images of models so small that overhead dominates share a pass (`backward.py`).
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dtrak import layers
+from dtrak.backward import Receiver, gradient_of_each_image, gradient_of_the_batch
+from dtrak.errors import DtrakError
+from dtrak.models import DiffusionModel
+from dtrak.noise import gaussian
+from dtrak.objectives import get_objective
+from dtrak.projections import Projection
+
+# Measured on two cores: below this many parameters, sharing a backward pass beats one pass per image.
+SMALL_MODEL = 2_000_000
+# How many noised copies are in memory at once, for images of 32×32; more for smaller ones.
+COPIES_AT_32 = 32
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Which noised copies of an image the average runs over."""
+
+    timesteps: tuple[int, ...]
+    draws: int = 1  # noises at each timestep
+    noise: Literal["shared", "per-image"] = "shared"  # the same for every image, or its own
+    seed: int = 0
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(timestep, draw) of every copy."""
+        return [(timestep, draw) for timestep in self.timesteps for draw in range(self.draws)]
+
+    def noises(self, shape: tuple[int, ...], image: str | int | None) -> Tensor:
+        """ε of every copy, [KZ, C, H, W]: fixed by seed, timestep and draw; and by the image's id, if one is given."""
+        name = () if image is None else (f"image {image}",)
+        return torch.stack([gaussian(shape, self.seed, timestep, draw, *name) for timestep, draw in self.pairs()])
+
+
+class Features:
+    """Computes φ for images, for one objective or for several that share the forward pass."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        objectives: Sequence[str],
+        copies: Copies,
+        projection: Projection,
+        parameters: dict[str, nn.Parameter],
+        batch_size: int | None = None,  # images that share a pass; chosen by the model's size if None
+    ) -> None:
+        self.model = model
+        self.objectives = [get_objective(name) for name in objectives]
+        self.copies = copies
+        self.projection = projection
+        self.parameters = parameters
+        self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
+        self.copies_at_once = max(1, COPIES_AT_32 * 32 * 32 // (model.shape[1] * model.shape[2]))
+        self.batch_size = batch_size or self._choose_batch_size()
+        self._shared_noise = copies.noises(model.shape, None) if copies.noise == "shared" else None
+
+    def _choose_batch_size(self) -> int:
+        small = sum(value.numel() for value in self.parameters.values()) <= SMALL_MODEL
+        if not small or not layers.supported(self.model.network, set(self.parameters)):
+            return 1
+        return max(1, self.copies_at_once // len(self.timesteps))
+
+    def __call__(self, clean: Tensor, ids: Sequence[str | int]) -> Tensor:
+        """φ of the images `clean` [B, C, H, W], float32 [objectives, B, k] on the CPU."""
+        out = torch.zeros(len(self.objectives), len(clean), self.projection.dim, device=self.model.device)
+        for start in range(0, len(clean), self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows])
+        return out.cpu()
+
+    def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[str | int]) -> None:
+        """out [objectives, b, k] += φ of b images that share their passes."""
+        noises = torch.stack([self._noise_of(image) for image in ids]).to(clean.device)  # [b, KZ, C, H, W]
+        step = max(1, self.copies_at_once // len(clean))
+        for start in range(0, len(self.timesteps), step):
+            timesteps = self.timesteps[start : start + step]
+            self._add_pass(out, clean, noises[:, start : start + step], timesteps, ids)
+        if not out.isfinite().all():
+            image = ids[int((~out.isfinite()).any(2).any(0).nonzero()[0])]
+            raise DtrakError(f"the gradient of image {image} is not finite, though the model's output is")
+
+    def _noise_of(self, image: str | int) -> Tensor:
+        if self._shared_noise is not None:
+            return self._shared_noise
+        return self.copies.noises(self.model.shape, image)
+
+    def _add_pass(
+        self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[str | int]
+    ) -> None:
+        """One forward pass over c copies of each of b images, and one backward pass for each objective."""
+        images, count = noises.shape[:2]
+        noise = noises.flatten(0, 1)  # [b·c, C, H, W], the copies of one image side by side
+        repeated = timesteps.repeat(images)
+        noisy = self.model.add_noise(clean.repeat_interleave(count, 0), noise, repeated)
+        current = 0  # the objective whose backward pass is under way
+
+        def receive(name: str, gradient: Tensor) -> None:
+            self.projection.add(out[current], name, gradient)
+
+        with self._receiving(images, receive):
+            predicted = self.model.predict_noise(noisy, repeated)
+            self._check_finite(predicted, timesteps, ids)
+            weights = self.model.elbo_weights(repeated)
+            losses = [objective(predicted, noise, weights).sum() for objective in self.objectives]
+            for current, loss in enumerate(losses):
+                last = current + 1 == len(losses)
+                (loss / len(self.timesteps)).backward(retain_graph=not last)
+
+    def _receiving(self, images: int, receive: Receiver) -> AbstractContextManager[None]:
+        network, names = self.model.network, set(self.parameters)
+        if self.batch_size > 1:
+            return gradient_of_each_image(network, names, images, receive)
+        return gradient_of_the_batch(network, names, receive)
+
+    def _check_finite(self, predicted: Tensor, timesteps: Tensor, ids: Sequence[str | int]) -> None:
+        bad = ~predicted.detach().isfinite().flatten(1).all(1)
+        if bad.any():
+            image, copy = divmod(int(bad.nonzero()[0]), len(timesteps))
+            raise DtrakError(
+                f"the model's output is not finite for image {ids[image]} at timestep {int(timesteps[copy])}"
+            )

@@ -1,0 +1,72 @@
+"""The functions ℓ(ε_θ, ε) whose gradients describe an image: the seven of the paper, and the way between two of them.
+
+Each maps the predictions ε_θ [B, …], the noises ε [B, …] and the ELBO weights [B] of B noised copies to ℓ [B].
+Adding one is a function and a line in `OBJECTIVES`.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dtrak.errors import UsageError
+
+Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def simple(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
+    """mean (ε_θ − ε)²: the loss of training, TRAK's choice."""
+    return (predicted - noise).square().flatten(1).mean(1)
+
+
+def elbo(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
+    """β_t² / (2 σ_t² α_t (1−ᾱ_t)) · mean (ε_θ − ε)²."""
+    return elbo_weights * simple(predicted, noise, elbo_weights)
+
+
+def square(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
+    """mean ε_θ²: D-TRAK's choice."""
+    return predicted.square().flatten(1).mean(1)
+
+
+def avg(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
+    """mean ε_θ."""
+    return predicted.flatten(1).mean(1)
+
+
+def norm(predicted: Tensor, noise: Tensor, elbo_weights: Tensor, order: float) -> Tensor:
+    """‖ε_θ‖_p."""
+    length: Tensor = torch.linalg.vector_norm(predicted.flatten(1), ord=order, dim=1)
+    return length
+
+
+def interpolated(predicted: Tensor, noise: Tensor, elbo_weights: Tensor, eta: float) -> Tensor:
+    """η·square + (1−η)(simple − square): η = ½ gives TRAK's gradient halved, η = 1 D-TRAK's."""
+    squared = square(predicted, noise, elbo_weights)
+    return eta * squared + (1 - eta) * (simple(predicted, noise, elbo_weights) - squared)
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "simple": simple,
+    "elbo": elbo,
+    "square": square,
+    "avg": avg,
+    "l1": partial(norm, order=1),
+    "l2": partial(norm, order=2),
+    "linf": partial(norm, order=torch.inf),
+}
+
+
+def get_objective(name: str) -> Objective:
+    """An objective by its name; `interpolated(0.3)` gives the one between `simple` and `square` with η = 0.3."""
+    if name in OBJECTIVES:
+        return OBJECTIVES[name]
+    if match := re.fullmatch(r"interpolated\(([0-9.]+)\)", name):
+        eta = float(match[1])
+        if 0 <= eta <= 1:
+            return partial(interpolated, eta=eta)
+    raise UsageError(
+        f"unknown objective {name!r}: choose from {', '.join(OBJECTIVES)} or interpolated(η) with η from 0 to 1"
+    )

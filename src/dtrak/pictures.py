@@ -1,0 +1,115 @@
+"""One image where it lies, read when its pixels are asked for: in a file, in an array, or in a data set's row."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from dtrak.errors import DtrakError, UsageError
+
+GREY_MODES = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N")
+SIDEWAYS = (5, 6, 7, 8)  # the EXIF orientations that swap width and height
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One image where it lies: in a file, in an array [H, W, C], or in the bytes that a call gives."""
+
+    name: str  # what an error message calls it
+    place: Path | NDArray[np.uint8] | Callable[[], bytes]
+
+    def stored(self) -> bytes:
+        if isinstance(self.place, Path):
+            return self.place.read_bytes()
+        return self.place.tobytes() if isinstance(self.place, np.ndarray) else self.place()
+
+    def open(self) -> Image.Image:
+        """The image with its header read and its pixels not yet decoded."""
+        if isinstance(self.place, np.ndarray):
+            return _from_array(self.place)
+        return Image.open(self.place if isinstance(self.place, Path) else BytesIO(self.place()))
+
+    def pixels(self, channels: int, crop: int | None, size: int | None) -> NDArray[np.uint8]:
+        """[H, W, C], decoded, upright, cropped and resized."""
+        if isinstance(self.place, np.ndarray) and crop is None and size is None and self.place.shape[-1] == channels:
+            return self.place
+        with naming(self.name, DtrakError), self.open() as image:
+            return _transformed(image, channels, crop, size)
+
+    def header(self) -> tuple[str, tuple[int, int]]:
+        """Pillow's mode, and the (width, height) that the image has when upright."""
+        with naming(self.name, UsageError), self.open() as image:
+            # The base class stays within the header, where PNG's own getexif decodes all; TIFF's size is upright.
+            orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
+            sideways = orientation in SIDEWAYS and image.format != "TIFF"
+            return image.mode, (image.height, image.width) if sideways else image.size
+
+
+def common_shape(
+    pictures: Sequence[Picture], size: int | None, crop: int | None, channels: int | None
+) -> tuple[int, int, int]:
+    """(C, H, W) of all `pictures` once they are transformed; refuses those that do not fit."""
+    headers = [picture.header() for picture in pictures]
+    first_size = headers[0][1]
+    for picture, (mode, (width, height)) in zip(pictures, headers, strict=True):
+        if mode in ("I", "F"):
+            raise UsageError(f"{picture.name} has 32 bits per pixel: convert it to 8 or 16")
+        if channels == 1 and mode not in GREY_MODES:
+            raise UsageError(f"{picture.name} is in colour, which 1 channel would lose: give 3 channels")
+        if crop is not None and min(width, height) < crop:
+            raise UsageError(f"{picture.name} is {width}x{height} pixels, too small for a crop of {crop}")
+        if size is None and crop is None and (width, height) != first_size:
+            first = f"{pictures[0].name} is {first_size[0]}x{first_size[1]} pixels"
+            raise UsageError(f"{first}, but {picture.name} is {width}x{height}: give a size to make them equal")
+    width, height = (size, size) if size else (crop, crop) if crop else first_size
+    return channels or (1 if all(mode in GREY_MODES for mode, _ in headers) else 3), height, width
+
+
+def _transformed(image: Image.Image, channels: int, crop: int | None, size: int | None) -> NDArray[np.uint8]:
+    """[H, W, C]: upright, of so many channels, cropped, resized."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):
+        # Pillow would clip at 255 what has to be scaled.
+        image = Image.fromarray(np.round(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode == "P":
+        # Pillow warns of palettes with transparency unless they pass through RGBA.
+        image = image.convert("RGBA")
+    image = image.convert("L" if channels == 1 else "RGB")
+    if crop is not None:
+        image = _centre(image, crop)
+    if size is not None:
+        image = _centre(image, min(image.size)).resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image).reshape(image.height, image.width, channels)
+
+
+def _centre(image: Image.Image, side: int) -> Image.Image:
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return image.crop((left, top, left + side, top + side))
+
+
+def _from_array(pixels: NDArray[np.uint8]) -> Image.Image:
+    """From [H, W, 1] or [H, W, 3]."""
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """The PNG file of [H, W, C], grey or RGB."""
+    buffer = BytesIO()
+    _from_array(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+@contextmanager
+def naming(name: str, kind: type[DtrakError]) -> Iterator[None]:
+    """Turn whatever goes wrong with a file into one line that names it."""
+    try:
+        yield
+    except Exception as error:  # on damaged data each decoder raises its own kinds
+        not_an_image = isinstance(error, UnidentifiedImageError) and "it is not an image"
+        reason = not_an_image or getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise kind(f"cannot read {name}: {reason}") from error

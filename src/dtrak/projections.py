@@ -1,0 +1,101 @@
+"""From d numbers to k, keeping inner products: E[Pᵀg · Pᵀh] = g·h.
+
+A projection is fed one parameter's gradient at a time and adds its share to the result, so that no gradient has to be
+laid out whole. What it does is fixed by its seed and the parameters' names alone.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dtrak.errors import choose
+from dtrak.noise import stream
+
+
+class Projection(Protocol):
+    """A linear map from the gradients of all parameters to `dim` numbers."""
+
+    dim: int
+
+    def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
+        """out [B, k] += gradient [B, n] of the parameter `name`, projected."""
+
+
+class Sketch:
+    """A sparse Johnson–Lindenstrauss transform that only adds runs of memory: O(d) work, no matrix.
+
+    Each parameter is cut into rows of k numbers. A row's entries get random signs, and the row is added to the k
+    buckets from a random place on, around the end. Two entries of one row never meet; two of different rows meet with
+    probability 1/k; so E[Pᵀg·Pᵀh] = g·h and Var ≤ (‖g‖²‖h‖² + (g·h)²)/k, no more than a count sketch has.
+    """
+
+    def __init__(self, dim: int, sizes: Mapping[str, int], seed: int) -> None:
+        self.dim = dim
+        self._signs: dict[str, Tensor] = {}
+        self._starts: dict[str, list[int]] = {}
+        for name, size in sizes.items():
+            random = stream(seed, "sketch", name)
+            self._starts[name] = random.integers(dim, size=-(-size // dim)).tolist()
+            self._signs[name] = torch.from_numpy(random.integers(2, size=size, dtype="int8") * 2 - 1)
+
+    def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
+        signs = self._signs[name] = self._signs[name].to(gradient.device)
+        signed = gradient * signs
+        for start, row in zip(self._starts[name], signed.split(self.dim, dim=1), strict=True):
+            before_end = min(self.dim - start, row.shape[1])
+            out[:, start : start + before_end] += row[:, :before_end]
+            out[:, : row.shape[1] - before_end] += row[:, before_end:]
+
+
+class Dense:
+    """A dense random matrix over √k, made block by block from a named stream and never kept: the paper's choice."""
+
+    BLOCK = 1 << 22  # entries of the matrix that exist at one time
+
+    def __init__(self, dim: int, sizes: Mapping[str, int], seed: int, entries: str) -> None:
+        self.dim = dim
+        self._seed = seed
+        self._entries = entries
+
+    def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
+        rows = max(1, self.BLOCK // self.dim)
+        for index, part in enumerate(gradient.split(rows, dim=1)):
+            random = stream(self._seed, self._entries, name, index)
+            shape = (part.shape[1], self.dim)
+            if self._entries == "gaussian":
+                matrix = torch.from_numpy(random.standard_normal(shape, dtype="float32"))
+            else:
+                matrix = torch.from_numpy(random.integers(2, size=shape, dtype="int8")).float() * 2 - 1
+            out += part @ (matrix.to(part.device) / self.dim**0.5)
+
+
+class Identity:
+    """All d numbers as they are: exact kernels for small models."""
+
+    def __init__(self, dim: int, sizes: Mapping[str, int], seed: int) -> None:
+        self.dim = sum(sizes.values())
+        ends = torch.tensor(list(sizes.values())).cumsum(0).tolist()
+        self._places = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+
+    def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
+        out[:, self._places[name]] += gradient
+
+
+def _dense(entries: str) -> Callable[[int, Mapping[str, int], int], Projection]:
+    return lambda dim, sizes, seed: Dense(dim, sizes, seed, entries)
+
+
+PROJECTIONS: dict[str, Callable[[int, Mapping[str, int], int], Projection]] = {
+    "sketch": Sketch,
+    "dense": _dense("gaussian"),
+    "dense-rademacher": _dense("rademacher"),
+    "identity": Identity,
+}
+
+
+def make_projection(kind: str, dim: int, sizes: Mapping[str, int], seed: int) -> Projection:
+    """The projection of this kind for parameters of these sizes; `identity` keeps all d numbers whatever `dim` is."""
+    choose("projection", kind, list(PROJECTIONS))
+    return PROJECTIONS[kind](dim, sizes, seed)

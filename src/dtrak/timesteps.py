@@ -1,0 +1,34 @@
+"""Which of the T timesteps an average runs over: evenly spaced, the first K, or a list."""
+
+from dtrak.errors import UsageError
+
+
+def select_timesteps(choice: int | str, total: int) -> tuple[int, ...]:
+    """Timesteps counted from zero.
+
+    `10` or `"10"` gives K = 10 evenly spaced ones, range(0, T, T//K)[:K]; `"cumulative:10"` the first ten;
+    `"0,100,200"` (with a comma at least at its end) just these.
+    """
+    text = str(choice).strip()
+    try:
+        if "," in text:
+            chosen = [int(part) for part in text.split(",") if part.strip()]
+        elif text.startswith("cumulative:"):
+            chosen = list(range(_count(text.removeprefix("cumulative:"), total)))
+        else:
+            count = _count(text, total)
+            chosen = list(range(0, total, total // count))[:count]
+    except ValueError:
+        raise UsageError(
+            f"timesteps {text!r}: give a number from 1 to {total}, cumulative:NUMBER, or a list such as 0,100,200"
+        ) from None
+    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) >= total:
+        raise UsageError(f"timesteps {text!r}: a list holds different numbers from 0 to {total - 1}")
+    return tuple(chosen)
+
+
+def _count(text: str, total: int) -> int:
+    count = int(text)
+    if not 1 <= count <= total:
+        raise ValueError
+    return count

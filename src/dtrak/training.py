@@ -1,0 +1,147 @@
+"""Train a DDPM: minimise E ‖target − network(x_t, t)‖² over images, timesteps and noises.
+
+What happens at a step depends on (seed, step) alone, so the weights and the optimiser's state are all there is to
+remember: a run that is killed goes on from its last state and ends with the same weights, bit for bit.
+"""
+
+import math
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from dtrak.data import Images
+from dtrak.errors import DtrakError
+from dtrak.files import write_bytes
+from dtrak.models import DiffusionModel, ddpm
+from dtrak.noise import stream
+from dtrak.progress import progress_bar
+from dtrak.recipes import Training
+from dtrak.runs import Run
+
+SECONDS_BETWEEN_STATES = 20.0
+
+
+def train(run: Run, device: str) -> DiffusionModel:
+    """Train the run's model, or take up where an earlier call was stopped; writes model/ and checkpoints/."""
+    if (run.folder / "model").exists():
+        return run.model().to(device)
+    images, settings = run.train_images, run.recipe.training
+    torch.manual_seed(settings.seed)
+    model = new_model(run).to(device)
+    model.check_fits(images.shape, images.source)
+    trainer = Trainer(model, images, settings)
+    state = run.folder / "training.safetensors"
+    trainer.load(state)
+    saved = time.monotonic()
+    with progress_bar("train", trainer.steps, "steps") as advance:
+        advance(trainer.step)
+        while trainer.step < trainer.steps:
+            trainer.take_step()
+            advance(1)
+            if trainer.step in trainer.checkpoint_steps:
+                ddpm.save(model, run.folder / "checkpoints" / f"step-{trainer.step:06d}")
+            if time.monotonic() - saved > SECONDS_BETWEEN_STATES:
+                trainer.save(state)
+                saved = time.monotonic()
+    ddpm.save(model, run.folder / "model")
+    state.unlink(missing_ok=True)
+    return run.model().to(device)
+
+
+def new_model(run: Run) -> DiffusionModel:
+    """The recipe's model with fresh weights, made for the shape of the training images."""
+    channels, height, width = run.train_images.shape
+    fitted = {"sample_size": height if height == width else (height, width)}
+    fitted |= {"in_channels": channels, "out_channels": channels}
+    recipe = run.recipe.model
+    return ddpm.build(recipe.unet | fitted, recipe.schedule.model_dump(), run.recipe.name)
+
+
+class Trainer:
+    """A model and its optimiser at some step of their way."""
+
+    def __init__(self, model: DiffusionModel, images: Images, settings: Training) -> None:
+        self.model = model
+        self.images = images
+        self.settings = settings
+        self.step = 0
+        self.steps_per_epoch = math.ceil(len(images) / settings.batch_size)
+        self.steps = settings.epochs * self.steps_per_epoch
+        self.checkpoint_steps = {
+            round(self.steps * (index + 1) / settings.checkpoints) for index in range(settings.checkpoints)
+        }
+        self.optimizer = torch.optim.AdamW(
+            model.network.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def take_step(self) -> None:
+        settings, model = self.settings, self.model
+        random = stream(settings.seed, "training", self.step)
+        clean = self._batch()
+        if settings.flip:
+            flipped = torch.from_numpy(random.random(len(clean)) < 0.5)
+            clean[flipped] = clean[flipped].flip(-1)
+        clean = clean.to(model.device)
+        noise = torch.from_numpy(random.standard_normal(clean.shape, dtype="float32")).to(model.device)
+        timesteps = torch.from_numpy(random.integers(model.timesteps, size=len(clean))).to(model.device)
+        torch.manual_seed(int(random.integers(2**62)))  # for dropout
+        model.network.train()
+        predicted = model.predict(model.add_noise(clean, noise, timesteps), timesteps)
+        loss = F.mse_loss(predicted, model.training_target(clean, noise, timesteps))
+        if not loss.isfinite():
+            raise DtrakError(f"training diverged: the loss is {loss.item()} at step {self.step}; lower learning_rate")
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.network.parameters(), settings.gradient_clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * warmup_and_cosine(self.step / self.steps, settings.warmup)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        model.network.eval()
+        self.step += 1
+
+    def _batch(self) -> Tensor:
+        """The images of this step, [B, C, H, W]: every epoch is a new order of all of them."""
+        epoch, place = divmod(self.step, self.steps_per_epoch)
+        order = stream(self.settings.seed, "epoch", epoch).permutation(len(self.images))
+        return self.images.tensor(order[place * self.settings.batch_size :][: self.settings.batch_size])
+
+    def save(self, path: Path) -> None:
+        """Write weights, the optimiser's moments and the step, as one safetensors file."""
+        tensors = {f"weights/{name}": value for name, value in self.model.network.state_dict().items()}
+        for index, moments in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{name}": value for name, value in moments.items()}
+        write_bytes(path, save({name: value.cpu() for name, value in tensors.items()}, {"step": str(self.step)}))
+
+    def load(self, path: Path) -> None:
+        """Go back to where `save` was called; a state that cannot be read is one that is not there."""
+        try:
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                step = int(file.metadata()["step"])
+        except (FileNotFoundError, SafetensorError):
+            return
+        weights = {name.removeprefix("weights/"): v for name, v in tensors.items() if name.startswith("weights/")}
+        self.model.network.load_state_dict(weights)
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimizer/"):
+                _, index, moment = name.split("/")
+                state.setdefault(int(index), {})[moment] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.step = step
+
+
+def warmup_and_cosine(progress: float, warmup: float) -> float:
+    """The learning rate's factor: linear from 0 to 1 over the warmup, then half a cosine down to 0."""
+    if progress < warmup:
+        return progress / warmup
+    return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
