@@ -33,10 +33,27 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
+def clear_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove what killed processes left of `name` in `folder`; only for who works there `alone_in` it."""
+    for leftover in folder.glob(f".{name}.*.tmp"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
 def make_folder(path: Path) -> Path:
     with naming_the_path(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def check_writable(path: Path) -> None:
+    """Refuse, before hours of work, a path at which no file can be written in the end."""
+    make_folder(path.parent)
+    if path.is_dir():
+        raise DtrakError(f"cannot write {path}: it is a folder")
+    probe = temporary_name(path)
+    with naming_the_path(path):
+        probe.touch()
+        probe.unlink()
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -71,10 +88,37 @@ def whole_folder(path: Path) -> Iterator[Path]:
         try:
             temporary.mkdir()
             yield temporary
-            old = temporary_name(path)
-            if path.exists():
-                path.rename(old)
-            temporary.rename(path)
-            shutil.rmtree(old, ignore_errors=True)
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    with open(file, "rb") as written:
+                        os.fsync(written.fileno())
+            replace_folder(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Let the folder `new` take the place of `path`."""
+    with naming_the_path(path):
+        old = temporary_name(path)
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes from working in `folder` as long as the block lasts; a lock dies with its process."""
+    import filelock
+
+    lock = filelock.FileLock(make_folder(folder) / ".lock", blocking=False)
+    with naming_the_path(folder):
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise DtrakError(f"another dtrak is at work in {folder}: wait until it has ended") from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 # Each function takes the layer, its input and its output's gradient, both with B·M copies in front, and B;
 # it gives the gradient of `weight` and of `bias`, each [B, …].
@@ -23,13 +24,12 @@ def linear(layer: nn.Linear, a: Tensor, g: Tensor, images: int) -> dict[str, Ten
 
 
 def conv2d(layer: nn.Conv2d, a: Tensor, g: Tensor, images: int) -> dict[str, Tensor]:
-    copies = a.shape[0] // images
-    assert not isinstance(layer.padding, str)  # `supported` has seen to it
-    patches = F.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # [B·M, in·kh·kw, L]
-    patches = patches.view(images, copies, *patches.shape[1:])
-    g = g.reshape(images, copies, g.shape[1], -1)  # [B, M, out, L]
-    weight = torch.einsum("bmol,bmil->boi", g, patches)
-    return {"weight": weight, "bias": g.sum((1, 3))}
+    # One call of the ordinary kernel for each image is faster than any batched form that unfolds the input.
+    weights = [
+        conv2d_weight(own_a, layer.weight.shape, own_g, layer.stride, layer.padding, layer.dilation, layer.groups)
+        for own_a, own_g in zip(a.chunk(images), g.chunk(images), strict=True)
+    ]
+    return {"weight": torch.stack(weights), "bias": g.reshape(images, -1, *g.shape[1:]).sum((1, 3, 4))}
 
 
 def group_norm(layer: nn.GroupNorm, a: Tensor, g: Tensor, images: int) -> dict[str, Tensor]:
@@ -70,10 +70,9 @@ def owners(network: nn.Module, names: set[str]) -> dict[str, nn.Module]:
 
 def supported(network: nn.Module, names: set[str]) -> bool:
     """Whether every named parameter sits in a layer whose gradients this file knows."""
-    layers = owners(network, names).values()
     return all(
         type(layer) in LAYERS
-        and not (isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros"))
+        and getattr(layer, "padding_mode", "zeros") == "zeros"
         and not isinstance(getattr(layer, "padding", 0), str)
-        for layer in layers
+        for layer in owners(network, names).values()
     )

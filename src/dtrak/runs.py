@@ -3,6 +3,8 @@
 - recipe.yaml: the recipe as it was used; run.json: versions; subset.txt: ids, if not all images were used
 - model/: diffusers layout; checkpoints/: the same at evenly spaced steps of training
 - generated/: pictures by seed; features/: the stores; scores.npz, attribution.json: who made them, and how; report.html
+
+`dtrak run RUN/recipe.yaml --out OTHER` makes it again.
 """
 
 import platform
@@ -10,17 +12,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from dtrak.data import Images, load_images, read_ids
 from dtrak.errors import UsageError
 from dtrak.files import write_json, write_text
-from dtrak.models import DiffusionModel, load_model
 from dtrak.recipes import Recipe, dump_recipe, load_recipe
 
+if TYPE_CHECKING:
+    from dtrak.models import DiffusionModel
+
+# dtrak.models is imported where it is needed: it takes seconds, for which no mistyped name should have to wait.
+
 PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
+SUBSET = "subset.txt"
 
 
 @dataclass(frozen=True)
@@ -30,17 +35,22 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, recipe: Recipe, subset: str | None = None) -> "Run":
-        """Start a run, or take up one that was started with the same recipe and subset (a file of ids)."""
-        run = cls(Path(folder), recipe)
-        ids = None if subset is None else "".join(f"{one}\n" for one in read_ids(subset))
-        if (run.folder / "recipe.yaml").exists():
-            run._check_same(ids, subset)
-            return run
+        """Start a run, or take up one that was started with the same recipe and subset (a file of ids).
+
+        Nothing is written unless the recipe's images can be read and its model can be built.
+        """
         if subset is not None:
-            run.images(recipe.data.train).positions(read_ids(subset), subset)
-            write_text(run.folder / "subset.txt", ids or "")
+            recipe = recipe.with_subset(subset)
+        ids = None if recipe.data.subset is None else "".join(f"{one}\n" for one in read_ids(recipe.data.subset))
+        run = cls(Path(folder), recipe)
+        if (run.folder / "recipe.yaml").exists():
+            run._check_same(ids)
+            return cls.open(folder)
+        run._check_recipe()
+        if ids is not None:
+            write_text(run.folder / SUBSET, ids)
         write_json(run.folder / "run.json", versions())
-        write_text(run.folder / "recipe.yaml", dump_recipe(recipe))
+        write_text(run.folder / "recipe.yaml", dump_recipe(recipe if ids is None else recipe.with_subset(SUBSET)))
         return run
 
     @classmethod
@@ -52,49 +62,76 @@ class Run:
             )
         return cls(Path(folder), load_recipe(str(path)))
 
-    def images(self, source: str) -> Images:
-        """Any images, cropped, resized and coloured as the recipe says."""
-        data = self.recipe.data
-        return load_images(source, crop=data.crop, size=data.size, channels=data.channels)
-
-    def query_images(self, source: str) -> Images:
-        """The same, but pictures of the training images' own shape, such as generated ones, stay as they are."""
-        try:
-            plain = load_images(source, channels=self.recipe.data.channels)
-        except UsageError:
-            return self.images(source)
-        return plain if plain.shape == self.train_images.shape else self.images(source)
-
     @cached_property
     def train_images(self) -> Images:
-        """What the model is trained on: the recipe's images, or the subset of them that the run was started with."""
-        images = self.images(self.recipe.data.train)
-        subset = self.folder / "subset.txt"
-        if not subset.exists():
+        """What the model is trained on: the recipe's images, or a subset of them."""
+        data = self.recipe.data
+        images = load_images(data.train, crop=data.crop, size=data.size, channels=data.channels)
+        if data.subset is None:
             return images
-        return images.select(images.positions(read_ids(str(subset)), str(subset)))
+        return images.select(images.positions(read_ids(data.subset), data.subset))
 
-    def model(self) -> DiffusionModel:
-        if not (self.folder / "model").exists():
+    def query_images(self, source: str) -> Images:
+        """Any images in the shape of the training images.
+
+        Those of that shape, such as generated ones, stay as they are; others are cropped and resized.
+        """
+        data, (channels, height, width) = self.recipe.data, self.train_images.shape
+        try:
+            plain = load_images(source, channels=channels)
+        except UsageError:  # of several sizes, or worse: then the error comes again below
+            plain = None
+        if plain is not None and plain.shape == self.train_images.shape:
+            return plain
+        size = height if height == width else data.size
+        return load_images(source, crop=data.crop, size=size, channels=channels)
+
+    @property
+    def is_trained(self) -> bool:
+        return (self.folder / "model").exists()
+
+    def model(self) -> "DiffusionModel":
+        if not self.is_trained:
             raise UsageError(
-                f"{self.folder} has no model yet: `dtrak train {self.folder}/recipe.yaml --out {self.folder}`"
+                f"{self.folder} has no model yet: `dtrak train {self.folder}/recipe.yaml --out {self.folder}` makes it"
             )
+        from dtrak.models import load_model
+
         return load_model(str(self.folder / "model"))
 
-    def _check_same(self, ids: str | None, subset: str | None) -> None:
-        path = self.folder / "recipe.yaml"
-        there, wanted = _flat(yaml.safe_load(path.read_text())), _flat(yaml.safe_load(dump_recipe(self.recipe)))
+    def new_model(self) -> "DiffusionModel":
+        """The recipe's model for the training images, with weights drawn from torch's global generator."""
+        from dtrak.models import ddpm
+
+        model = self.recipe.model
+        return ddpm.new(model.unet, model.schedule.model_dump(), self.train_images.shape, self.recipe.name)
+
+    def _check_recipe(self) -> None:
+        """Load the images and lay out the model, without weights."""
+        import torch
+
+        with torch.device("meta"):
+            self.new_model()
+
+    def _check_same(self, ids: str | None) -> None:
+        there, wanted = _fields(load_recipe(str(self.folder / "recipe.yaml"))), _fields(self.recipe)
         for field in {**there, **wanted}:
             if there.get(field) != wanted.get(field):
                 raise UsageError(
                     f"{self.folder} was made with {field} {there.get(field)}, not {wanted.get(field)}: "
                     "give another --out, or remove it"
                 )
-        stored = self.folder / "subset.txt"
+        stored = self.folder / SUBSET
         if (stored.read_text() if stored.exists() else None) != ids:
             raise UsageError(
-                f"{self.folder} was made with another subset than {subset or 'all images'}: give another --out"
+                f"{self.folder} was made with another subset than {self.recipe.data.subset or 'all images'}: "
+                "give another --out, or remove it"
             )
+
+
+def _fields(recipe: Recipe) -> dict[str, Any]:
+    """{"training.epochs": 3, …}, but for the name of the file that holds the subset."""
+    return _flat(recipe.model_dump(mode="json", exclude={"data": {"subset"}}))
 
 
 def _flat(section: Any, prefix: str = "") -> dict[str, Any]:

@@ -78,8 +78,9 @@ class Scores:
         sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)  # [Q, G]
         totals = sums.sum(1, keepdims=True)
         shares = np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
-        picks = stream("credit").integers(len(shares), size=(resamples, len(shares)))
-        low, high = np.percentile(shares[picks].mean(1), [2.5, 97.5], axis=0)
+        queries = len(shares)
+        drawn = stream("credit").multinomial(queries, np.full(queries, 1 / queries), size=resamples)  # [R, Q]
+        low, high = np.percentile(drawn @ shares / queries, [2.5, 97.5], axis=0)
         share = shares.mean(0)
         return [
             Credit(groups[g].item(), float(share[g]), float(low[g]), float(high[g]))
@@ -143,4 +144,6 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
 
 def _plain(column: NDArray[Any]) -> NDArray[Any]:
     """Columns with gaps are arrays of objects, which neither sort nor store without pickle: they become text."""
-    return column.astype(str) if column.dtype.kind == "O" else column
+    if column.dtype.kind != "O":
+        return column
+    return np.array(["" if value is None else str(value) for value in column])

@@ -16,26 +16,31 @@ from torch import Tensor
 
 from dtrak.data import Images
 from dtrak.errors import DtrakError
-from dtrak.files import write_bytes
+from dtrak.files import alone_in, clear_leftovers, write_bytes
 from dtrak.models import DiffusionModel, ddpm
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
 from dtrak.recipes import Training
 from dtrak.runs import Run
 
-SECONDS_BETWEEN_STATES = 20.0
+SECONDS_BETWEEN_STATES = 20.0  # a state is kept at every checkpoint as well
 
 
 def train(run: Run, device: str) -> DiffusionModel:
     """Train the run's model, or take up where an earlier call was stopped; writes model/ and checkpoints/."""
-    if (run.folder / "model").exists():
-        return run.model().to(device)
-    images, settings = run.train_images, run.recipe.training
-    torch.manual_seed(settings.seed)
-    model = new_model(run).to(device)
-    model.check_fits(images.shape, images.source)
-    trainer = Trainer(model, images, settings)
-    state = run.folder / "training.safetensors"
+    if not run.is_trained:
+        with alone_in(run.folder):
+            _train(run, device)
+    return run.model().to(device)
+
+
+def _train(run: Run, device: str) -> None:
+    state, checkpoints = run.folder / "training.safetensors", run.folder / "checkpoints"
+    clear_leftovers(run.folder, state.name)
+    clear_leftovers(run.folder, "model")
+    clear_leftovers(checkpoints)
+    torch.manual_seed(run.recipe.training.seed)
+    trainer = Trainer(run.new_model().to(device), run.train_images, run.recipe.training)
     trainer.load(state)
     saved = time.monotonic()
     with progress_bar("train", trainer.steps, "steps") as advance:
@@ -43,23 +48,14 @@ def train(run: Run, device: str) -> DiffusionModel:
         while trainer.step < trainer.steps:
             trainer.take_step()
             advance(1)
-            if trainer.step in trainer.checkpoint_steps:
-                ddpm.save(model, run.folder / "checkpoints" / f"step-{trainer.step:06d}")
-            if time.monotonic() - saved > SECONDS_BETWEEN_STATES:
+            at_checkpoint = trainer.step in trainer.checkpoint_steps
+            if at_checkpoint:
+                ddpm.save(trainer.model, checkpoints / f"step-{trainer.step:06d}")
+            if at_checkpoint or time.monotonic() - saved > SECONDS_BETWEEN_STATES:
                 trainer.save(state)
                 saved = time.monotonic()
-    ddpm.save(model, run.folder / "model")
-    state.unlink(missing_ok=True)
-    return run.model().to(device)
-
-
-def new_model(run: Run) -> DiffusionModel:
-    """The recipe's model with fresh weights, made for the shape of the training images."""
-    channels, height, width = run.train_images.shape
-    fitted = {"sample_size": height if height == width else (height, width)}
-    fitted |= {"in_channels": channels, "out_channels": channels}
-    recipe = run.recipe.model
-    return ddpm.build(recipe.unet | fitted, recipe.schedule.model_dump(), run.recipe.name)
+    ddpm.save(trainer.model, run.folder / "model")
+    state.unlink()
 
 
 class Trainer:

@@ -1,10 +1,12 @@
-"""Unconditional DDPMs: diffusers' UNet2DModel and DDPMScheduler, in diffusers' own folder layout, safetensors only."""
+"""Unconditional DDPM: diffusers' UNet2DModel and DDPMScheduler, in diffusers' own folder layout, safetensors only."""
 
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 
 from dtrak.errors import UsageError
@@ -12,14 +14,28 @@ from dtrak.files import whole_folder
 from dtrak.models.diffusion import DiffusionModel
 
 WEIGHTS = "diffusion_pytorch_model*.safetensors"
+# Where a folder has its network and its schedule; the oldest models on the hub have both at the top.
+LAYOUTS = (("unet", "scheduler"), (".", "."))
 
 
-def build(unet: dict[str, Any], schedule: dict[str, Any], source: str) -> DiffusionModel:
-    """A new model with random weights (drawn from torch's global generator) from the two configurations."""
+def new(unet: dict[str, Any], schedule: dict[str, Any], shape: tuple[int, int, int], source: str) -> DiffusionModel:
+    """A model for images of `shape` (C, H, W) with random weights, drawn from torch's global generator."""
+    if unknown := unet.keys() - signature(UNet2DModel).parameters.keys():
+        raise UsageError(f"{source}: model.unet.{min(unknown)}: diffusers' UNet2DModel has no such setting")
+    channels, height, width = shape
+    size = height if height == width else (height, width)
+    fitted = unet | {"sample_size": size, "in_channels": channels, "out_channels": channels}
     try:
-        return _assemble(UNet2DModel(**unet), DDPMScheduler(**schedule), source)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{source}: no U-Net can be built from its model section: {error}") from error
+        model = _assemble(UNet2DModel(**fitted), DDPMScheduler(**schedule), source)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{source}: model.unet: no U-Net can be built from it: {error}") from error
+    halvings = len(model.network.config.block_out_channels) - 1
+    if height % 2**halvings or width % 2**halvings:
+        raise UsageError(
+            f"{source}: model.unet.block_out_channels: {halvings + 1} blocks halve the images {halvings} times, "
+            f"but {width}×{height} pixels cannot be: give fewer blocks, or data.size a multiple of {2**halvings}"
+        )
+    return model
 
 
 def save(model: DiffusionModel, folder: Path) -> None:
@@ -30,18 +46,19 @@ def save(model: DiffusionModel, folder: Path) -> None:
 
 def load(source: str) -> DiffusionModel:
     """Open a pipeline folder, or a hub id."""
-    folder = Path(source)
-    if folder.exists():
-        _check_folder(folder)
-    elif source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise UsageError(f"no model at {source!r}: give a diffusers folder (with unet/ and scheduler/) or a hub id")
+    folder = Path(source) if Path(source).exists() else _download(source)
+    unet_folder, scheduler_folder = _find_parts(folder, source)
     try:
-        unet = UNet2DModel.from_pretrained(source, subfolder="unet", use_safetensors=True, low_cpu_mem_usage=False)
-        scheduler = DDPMScheduler.from_pretrained(source, subfolder="scheduler")
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        unet, found = UNet2DModel.from_pretrained(
+            unet_folder, use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
+        )
+        scheduler = DDPMScheduler.from_pretrained(scheduler_folder)
+    except (OSError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        where = "the folder is damaged" if folder.exists() else "it is neither a folder here nor a model on the hub"
-        raise UsageError(f"cannot load the model {source!r}: {where} ({reason[:300]})") from error
+        raise UsageError(f"cannot load the model {source!r}: it is damaged ({reason[:300]})") from error
+    # diffusers fills what is missing with random numbers.
+    if missing := [*found["missing_keys"], *found["mismatched_keys"]]:
+        raise UsageError(f"cannot load the model {source!r}: its weights do not fit its config.json ({missing[0]})")
     return _assemble(unet, scheduler, source)
 
 
@@ -53,24 +70,47 @@ def _assemble(unet: UNet2DModel, scheduler: DDPMScheduler, source: str) -> Diffu
         raise UsageError(
             f"{source}: its U-Net maps {config.in_channels} channels to {config.out_channels}; they must be equal"
         )
+    if config.sample_size is None:
+        raise UsageError(f"{source}: the config.json of its U-Net does not give the sample_size of its images")
     size = config.sample_size
     height, width = (size, size) if isinstance(size, int) else size
     unet.eval()
     return DiffusionModel(unet, scheduler, (config.in_channels, height, width), source)
 
 
-def _check_folder(folder: Path) -> None:
-    """Say what a model folder lacks before diffusers stumbles over it."""
+def _download(source: str) -> Path:
+    """The folder of a model on the hub."""
+    nowhere = f"no model at {source!r}: give a diffusers folder (with unet/ and scheduler/) or a hub id"
+    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise UsageError(nowhere)
+    wanted = [f"{folder}/{name}" for folder in LAYOUTS[0] for name in ("*.json", WEIGHTS)] + ["*.json", WEIGHTS]
+    try:
+        return Path(snapshot_download(source, allow_patterns=wanted))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{nowhere} (from the hub: {' '.join(str(error).split())[:200]})") from error
+
+
+def _find_parts(folder: Path, source: str) -> tuple[Path, Path]:
+    """The folders of the network and of the schedule; says what is lacking before diffusers stumbles over it."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is a file: give the folder of a diffusers model (with unet/ and scheduler/)")
+        raise UsageError(f"{source} is a file: give the folder of a diffusers model (with unet/ and scheduler/)")
     if (folder / "model" / "unet").is_dir():
-        raise UsageError(f"{folder} is a run: its model is {folder / 'model'}")
-    for needed in ("unet/config.json", "scheduler/scheduler_config.json"):
-        if not (folder / needed).is_file():
-            raise UsageError(f"{folder} is not a diffusers model: it has no {needed}")
-        try:
-            json.loads((folder / needed).read_text())
-        except ValueError as error:
-            raise UsageError(f"{folder / needed} is not JSON: {error}") from error
-    if not list((folder / "unet").glob(WEIGHTS)):
-        raise UsageError(f"{folder} has no weights: unet/diffusion_pytorch_model.safetensors is missing")
+        raise UsageError(f"{source} is a run: its model is {folder / 'model'}")
+    network, schedule = next((parts for parts in LAYOUTS if (folder / parts[0] / "config.json").exists()), LAYOUTS[0])
+    config = _read_config(folder, Path(network, "config.json"), source)
+    _read_config(folder, Path(schedule, "scheduler_config.json"), source)
+    kind = config.get("_class_name", "UNet2DModel")
+    if kind != "UNet2DModel":
+        raise UsageError(f"{source}: its network is a {kind}; only the unconditional UNet2DModel is supported")
+    if not list((folder / network).glob(WEIGHTS)):
+        raise UsageError(f"{source} has no weights: {Path(network, WEIGHTS.replace('*', ''))} is missing")
+    return folder / network, folder / schedule
+
+
+def _read_config(folder: Path, name: Path, source: str) -> dict[str, Any]:
+    if not (folder / name).is_file():
+        raise UsageError(f"{source} is not a diffusers model: it has no {name}")
+    try:
+        return dict(json.loads((folder / name).read_text()))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{folder / name} is not a JSON object: {error}") from error

@@ -85,6 +85,8 @@ class DiffusionModel:
 
     def ddim(self, steps: int) -> DDIMScheduler:
         """diffusers' DDIM solver over this model's schedule."""
+        if not 1 <= steps <= self.timesteps:
+            raise UsageError(f"{steps} steps of DDIM: {self.source} takes from 1 to {self.timesteps}")
         scheduler = DDIMScheduler.from_config(self.scheduler.config)
         scheduler.set_timesteps(steps)
         return scheduler
@@ -111,12 +113,21 @@ class DiffusionModel:
         digest.update(self.scheduler.alphas_cumprod.numpy().tobytes())
         for name, value in self.network.state_dict().items():
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def check_fits(self, shape: tuple[int, int, int], source: str) -> None:
-        """Refuse images of another shape than the model's own."""
+        """Refuse images of another shape than the model's own, and say what would fit."""
         if shape == self.shape:
             return
-        expected, found = (f"{h}×{w} with {c} channel{'s' * (c > 1)}" for c, h, w in (self.shape, shape))
-        raise UsageError(f"{source} holds images of {found}, but {self.source} was made for {expected}")
+        expected, found = (f"{w}×{h} pixels with {c} channel{'s' * (c > 1)}" for c, h, w in (self.shape, shape))
+        channels, height, width = self.shape
+        remedies = []
+        if shape[1:] != self.shape[1:]:
+            remedies.append(f"--size {height}" if height == width else f"images of {width}×{height}")
+        if shape[0] != channels:
+            remedies.append("images in colour" if channels == 3 else "grey images")
+        raise UsageError(
+            f"{source} holds images of {found}, but {self.source} was made for {expected}: "
+            f"give {' and '.join(remedies)}"
+        )

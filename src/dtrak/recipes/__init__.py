@@ -3,6 +3,7 @@
 `digits` and the like are files beside this one; any path to a YAML file works as well.
 """
 
+import reprlib
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from dtrak.errors import UsageError
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Open = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -25,6 +27,7 @@ class Data(Section):
     """Where the images come from: whatever `load_images` takes."""
 
     train: str
+    subset: str | None = None  # train on these only: ids in an .npy or .txt file, found from where the recipe lies
     validation: str | None = None
     crop: Positive | None = None  # centre crop to this many pixels first
     size: Positive | None = None  # then resize to this
@@ -36,8 +39,8 @@ class Schedule(Section):
 
     num_train_timesteps: Positive = 1000
     beta_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
-    beta_start: float = 1e-4
-    beta_end: float = 0.02
+    beta_start: Open = 1e-4
+    beta_end: Open = 0.02
     prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
 
 
@@ -55,7 +58,7 @@ class Training(Section):
     batch_size: Positive = 128
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     warmup: Fraction = 0.1  # of all steps, then cosine to zero
-    betas: tuple[Fraction, Fraction] = (0.95, 0.999)
+    betas: tuple[Open, Open] = (0.95, 0.999)
     weight_decay: Annotated[float, Field(ge=0)] = 1e-6
     gradient_clip: Annotated[float, Field(gt=0)] = 1.0
     flip: bool = False  # random horizontal flips
@@ -89,6 +92,9 @@ class Recipe(Section):
     generation: Generation = Generation()
     attribution: Attribution = Attribution()
 
+    def with_subset(self, path: str) -> "Recipe":
+        return self.model_copy(update={"data": self.data.model_copy(update={"subset": path})})
+
 
 def recipe_names() -> list[str]:
     folder = files("dtrak.recipes")
@@ -112,16 +118,22 @@ def load_recipe(source: str) -> Recipe:
     try:
         content = yaml.safe_load(recipe_text(source))
     except yaml.YAMLError as error:
-        raise UsageError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise UsageError(f"{source} is not YAML{where}: {getattr(error, 'problem', error)}") from None
     try:
-        return Recipe.model_validate(content)
+        recipe = Recipe.model_validate(content)
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, one['loc'])) or 'the recipe'}: {one['msg']}"
-            + (f" (it says {one['input']!r})" if one["type"] != "missing" else "")
-            for one in error.errors()
-        ]
-        raise UsageError(f"{source}: {'; '.join(problems)}") from None
+        raise UsageError(f"{source}: {'; '.join(map(_described, error.errors()))}") from None
+    subset = recipe.data.subset
+    return recipe if subset is None else recipe.with_subset(str(Path(source).parent / subset))
+
+
+def _described(problem: Any) -> str:
+    """One of pydantic's errors: the field, what is wrong with it, and what it says."""
+    field = ".".join(map(str, problem["loc"])) or "the recipe"
+    says = "" if problem["type"] == "missing" else f" (it says {reprlib.repr(problem['input'])})"
+    return f"{field}: {problem['msg']}{says}"
 
 
 def dump_recipe(recipe: Recipe) -> str:

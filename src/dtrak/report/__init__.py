@@ -192,4 +192,4 @@ def _number(value: float) -> str:
 
 
 def _described(columns: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in columns.items())
+    return ", ".join(f"{name} {value}" for name, value in columns.items() if value is not None)

@@ -1,4 +1,3 @@
-"use strict";
 const list = document.getElementById("queries");
 const controls = document.getElementById("controls");
 const status = document.getElementById("status");
