@@ -8,11 +8,15 @@ gives each image its own.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dtrak.layers import LAYERS, owners
+from dtrak.layers import LAYERS, owners, supported
+from dtrak.models import DiffusionModel
+from dtrak.noise import gaussian
 
+TOLERANCE = 1e-2  # float32 rounding is far below this, a gradient that was missed far above
 Receiver = Callable[[str, Tensor], None]  # called with a parameter's name and its gradient [images, n]
 
 
@@ -33,9 +37,18 @@ def gradient_of_the_batch(network: nn.Module, names: set[str], receive: Receiver
             parameter.register_post_accumulate_grad_hook(hook(name))
             for name, parameter in network.named_parameters()
             if name in names
+        ] + [
+            layer.register_forward_pre_hook(_require_input_gradient)
+            for layer in owners(network, names).values()
+            if isinstance(layer, nn.GroupNorm)
         ]
         with _removed_after(handles):
             yield
+
+
+def _require_input_gradient(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """torch's group norm on a CPU crashes in its backward pass if a channels-last input requires no gradient."""
+    return inputs if inputs[0].requires_grad else (inputs[0].detach().requires_grad_(), *inputs[1:])
 
 
 @contextmanager
@@ -49,12 +62,13 @@ def gradient_of_each_image(network: nn.Module, names: set[str], images: int, rec
     def hook(path: str, layer: nn.Module) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def after_forward(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             a = inputs[0].detach()
+            a = a.float() if a.is_floating_point() else a
             # Nothing before the deepest chosen layer needs a gradient, so the backward pass ends at its output.
             if not output.requires_grad:
                 output.requires_grad_()
 
             def on_gradient(g: Tensor) -> None:
-                for key, gradient in LAYERS[type(layer)](layer, a, g, images).items():
+                for key, gradient in LAYERS[type(layer)](layer, a, g.float(), images).items():
                     if f"{path}.{key}" in names:
                         receive(f"{path}.{key}", gradient.reshape(images, -1))
 
@@ -66,6 +80,35 @@ def gradient_of_each_image(network: nn.Module, names: set[str], images: int, rec
         handles = [layer.register_forward_hook(hook(path, layer)) for path, layer in owners(network, names).items()]
         with _removed_after(handles):
             yield
+
+
+def can_share_a_pass(model: DiffusionModel, names: set[str]) -> bool:
+    """Whether hooks on the layers see all of the named parameters' gradients, tried on one copy of one image.
+
+    They do not where a layer's type is unknown, or where a network uses a parameter outside of its layer's call.
+    """
+    if not supported(model.network, names):
+        return False
+    image = gaussian((1, *model.shape), 0).to(model.device)
+    timestep = torch.full((1,), model.timesteps // 2, device=model.device)
+    caught: list[dict[str, Tensor]] = [{}, {}]
+
+    def receiver(gradients: dict[str, Tensor]) -> Receiver:
+        def receive(name: str, gradient: Tensor) -> None:
+            gradients[name] = gradients.get(name, 0) + gradient
+
+        return receive
+
+    with gradient_of_the_batch(model.network, names, receiver(caught[0])):
+        model.predict_noise(image, timestep).square().mean().backward()
+    with gradient_of_each_image(model.network, names, 1, receiver(caught[1])):
+        model.predict_noise(image, timestep).square().mean().backward()
+    expected, found = caught
+    # Some gradients are zero but for rounding, as those of a bias before a softmax.
+    rounding = 1e-5 * torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    return expected.keys() == found.keys() and all(
+        (found[name] - expected[name]).norm() <= TOLERANCE * expected[name].norm() + rounding for name in expected
+    )
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from dtrak.errors import DtrakError, UsageError
 from dtrak.files import make_folder, write_bytes, write_json
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-SHARD_BYTES = 16 << 20
-MOST_SHARD_ROWS = 128  # what a kill can cost, at the most
+SHARD_ROWS = 32  # what a kill can cost, at the most
+BLOCK_BYTES = 64 << 20  # what is read at once
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,9 @@ class Manifest:
     projection: str
     dim: int
     rows: int
+    precision: str = "float32"
     dtype: str = "float32"
     version: int = 1
-
-    @property
-    def shard_rows(self) -> int:
-        return max(1, min(MOST_SHARD_ROWS, SHARD_BYTES // (self.dim * DTYPES[self.dtype].itemsize)))
 
     @property
     def bytes(self) -> int:
@@ -63,6 +60,7 @@ class FeatureStore:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._intact: set[int] = set()
 
     @classmethod
     def create(cls, folder: Path, manifest: Manifest) -> "FeatureStore":
@@ -100,18 +98,15 @@ class FeatureStore:
     @cached_property
     def shards(self) -> list[range]:
         """The rows of each shard."""
-        step = self.manifest.shard_rows
-        return [range(start, min(start + step, len(self))) for start in range(0, len(self), step)]
+        return [range(start, min(start + SHARD_ROWS, len(self))) for start in range(0, len(self), SHARD_ROWS)]
 
     def blocks(self) -> Iterator[tuple[range, Tensor]]:
-        """All rows in order, a shard at a time: (rows, float32 [b, k])."""
-        for index, rows in enumerate(self.shards):
-            features = self._read(index)
-            if features is None:
-                raise DtrakError(
-                    f"{self._path(index)} is missing or damaged: run the command that made these features again"
-                )
-            yield rows, features.float()
+        """All rows in order, some shards at a time: (rows, float32 [b, k])."""
+        step = max(1, BLOCK_BYTES // (SHARD_ROWS * self.dim * 4))
+        for start in range(0, len(self.shards), step):
+            shards = range(start, min(start + step, len(self.shards)))
+            rows = range(self.shards[shards[0]].start, self.shards[shards[-1]].stop)
+            yield rows, torch.cat([self._read_whole(index) for index in shards])
 
     def numpy(self) -> Any:
         """All rows at once, float32 [N, k]: for small sets such as queries."""
@@ -119,7 +114,14 @@ class FeatureStore:
 
     def missing(self) -> list[int]:
         """The shards that are not there or do not match their checksum."""
-        return [index for index in range(len(self.shards)) if self._read(index) is None]
+        return [index for index in range(len(self.shards)) if not self.has(index)]
+
+    def has(self, index: int) -> bool:
+        return self._read(index) is not None
+
+    def left_out(self) -> list[int]:
+        """The rows of images that have no feature: zeros, which add nothing to a kernel and score nothing."""
+        return [rows.start + int(row) for rows, block in self.blocks() for row in (~block.any(1)).nonzero()]
 
     def write(self, index: int, features: Tensor) -> None:
         """Write one shard, float32 [b, k], in the store's dtype."""
@@ -144,10 +146,23 @@ class FeatureStore:
         try:
             with safe_open(self._path(index), "pt") as file:
                 features: Tensor = file.get_tensor("features")
-                intact = (file.metadata() or {}).get("checksum") == _checksum(features)
-        except (FileNotFoundError, SafetensorError):
+                if index not in self._intact and file.metadata()["checksum"] != _checksum(features):
+                    return None
+        except (OSError, SafetensorError, KeyError, TypeError):
             return None
-        return features if intact and features.shape == (len(self.shards[index]), self.dim) else None
+        if features.shape != (len(self.shards[index]), self.dim):
+            return None
+        self._intact.add(index)
+        return features
+
+    def _read_whole(self, index: int) -> Tensor:
+        """A shard that has to be there, float32 [b, k]."""
+        features = self._read(index)
+        if features is None:
+            raise DtrakError(
+                f"{self._path(index)} is missing or damaged: run the command that made these features again"
+            )
+        return features.float()
 
 
 def fill(
@@ -157,11 +172,12 @@ def fill(
 ) -> None:
     """Compute what is missing in stores of the same rows; `compute(rows)` gives float32 [stores, b, k].
 
-    Shards that another process is working on are left to it, and taken over if it dies.
+    Shards that another process is working on are left to it, and taken over if it dies. `advance` is told of rows that
+    are there without `compute`.
     """
     _check_space(stores)
-    missing = sorted({index for store in stores for index in store.missing()})
     rows_of = stores[0].shards
+    missing = sorted({index for store in stores for index in store.missing()})
     advance(len(stores[0]) - sum(len(rows_of[index]) for index in missing))
     while missing:
         left_to_others = []
@@ -173,11 +189,12 @@ def fill(
                 except filelock.Timeout:
                     left_to_others.append(index)
                     continue
-                if any(store._read(index) is None for store in stores):
-                    features = compute(rows_of[index])
-                    for store, its_features in zip(stores, features, strict=True):
-                        store.write(index, its_features)
-                advance(len(rows_of[index]))
+                if all(store.has(index) for store in stores):
+                    advance(len(rows_of[index]))
+                    continue
+                features = compute(rows_of[index])
+                for store, its_features in zip(stores, features, strict=True):
+                    store.write(index, its_features)
         if len(left_to_others) == len(missing):
             time.sleep(0.2)
         missing = left_to_others

@@ -1,16 +1,17 @@
 """From images to features on disk: what to compute, what it will cost, and the loop that does it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from dtrak.data import Images
-from dtrak.errors import UsageError, choose
+from dtrak.errors import DtrakError, UsageError, choose
 from dtrak.features import DTYPES, FeatureStore, Manifest, fill
-from dtrak.gradients import Copies, Features
+from dtrak.gradients import Copies, Features, NotFiniteError
 from dtrak.models import DiffusionModel
 from dtrak.objectives import get_objective
 from dtrak.progress import progress_bar, say
@@ -30,7 +31,9 @@ class FeatureSettings:
     parameters: str | None = None  # a regular expression over names; all parameters if None
     seed: int = 0
     dtype: str = "float32"  # on disk
+    autocast: bool = False  # forward passes in bfloat16
     batch_size: int | None = None  # images that share a pass; chosen by the model's size if None
+    skip_bad: bool = False  # leave out images whose gradient is not finite, instead of failing
 
     def __post_init__(self) -> None:
         choose("projection", self.projection, list(PROJECTIONS))
@@ -57,47 +60,98 @@ def featurize(
     Objectives that are asked for together share their forward passes.
     """
     model.check_fits(images.shape, images.source)
-    parameters = model.parameters(settings.parameters)
-    sizes = {key: value.numel() for key, value in parameters.items()}
-    copies = Copies(
-        select_timesteps(settings.timesteps, model.timesteps), settings.draws, settings.noise, settings.seed
-    )
     for objective in objectives:
         get_objective(objective)
+    timesteps = select_timesteps(settings.timesteps, model.timesteps)
+    copies = Copies(timesteps, settings.draws, settings.noise, settings.seed)
+    parameters = model.parameters(settings.parameters)
+    sizes = {key: value.numel() for key, value in parameters.items()}
     projection = make_projection(settings.projection, settings.projection_dim, sizes, settings.seed)
-
-    def store(objective: str) -> FeatureStore:
-        manifest = Manifest(
-            model=model.fingerprint,
-            data=images.fingerprint,
-            objective=objective,
-            timesteps=list(copies.timesteps),
-            draws=copies.draws,
-            noise=copies.noise,
-            seed=copies.seed,
-            parameters=settings.parameters or "all",
-            projection=settings.projection,
-            dim=projection.dim,
-            rows=len(images),
-            dtype=settings.dtype,
+    stores = {
+        objective: FeatureStore.create(
+            folder / f"{name}-{objective}", _manifest(model, images, objective, settings, timesteps, projection.dim)
         )
-        return FeatureStore.create(folder / f"{name}-{objective}", manifest)
+        for objective in objectives
+    }
+    incomplete = {objective: store for objective, store in stores.items() if store.missing()}
+    if incomplete:
+        features = Features(
+            model,
+            list(incomplete),
+            copies,
+            projection,
+            parameters,
+            batch_size=settings.batch_size,
+            autocast=settings.autocast,
+        )
+        passes, size = len(images) * len(features.timesteps), sum(one.manifest.bytes for one in incomplete.values())
+        say(
+            f"{name}: {len(images):,} images × {len(features.timesteps)} copies = {passes:,} passes, "
+            f"{sum(sizes.values()):,} parameters → {projection.dim:,} numbers, {size / 1e6:,.1f} MB on disk"
+        )
+        with progress_bar(name, len(images), "images") as advance:
+            fill(list(incomplete.values()), _compute(features, images, settings.skip_bad, advance), advance)
+    _report_left_out(stores, images, settings.skip_bad)
+    return stores
 
-    stores = {objective: store(objective) for objective in objectives}
-    incomplete = {objective: its_store for objective, its_store in stores.items() if its_store.missing()}
-    if not incomplete:
-        return stores
-    features = Features(model, list(incomplete), copies, projection, parameters, settings.batch_size)
-    passes, size = len(images) * len(features.timesteps), sum(one.manifest.bytes for one in incomplete.values())
-    say(
-        f"{name}: {len(images):,} images × {len(features.timesteps)} copies = {passes:,} passes, "
-        f"{sum(sizes.values()):,} parameters → {projection.dim:,} numbers, {size / 1e6:,.1f} MB on disk"
+
+def _manifest(
+    model: DiffusionModel,
+    images: Images,
+    objective: str,
+    settings: FeatureSettings,
+    timesteps: tuple[int, ...],
+    dim: int,
+) -> Manifest:
+    return Manifest(
+        model=model.fingerprint,
+        data=images.fingerprint,
+        objective=objective,
+        timesteps=list(timesteps),
+        draws=settings.draws,
+        noise=settings.noise,
+        seed=settings.seed,
+        parameters=settings.parameters or "all",
+        projection=settings.projection,
+        dim=dim,
+        rows=len(images),
+        precision="bfloat16" if settings.autocast else "float32",
+        dtype=settings.dtype,
     )
 
-    def compute(rows: range) -> Tensor:
-        indices = list(rows)
-        return features(images.tensor(indices), images.ids[indices].tolist())
 
-    with progress_bar(name, len(images), "images") as advance:
-        fill(list(incomplete.values()), compute, advance)
-    return stores
+def _compute(
+    features: Features, images: Images, skip_bad: bool, advance: Callable[[int], None]
+) -> Callable[[range], Tensor]:
+    """The function that gives the features [objectives, b, k] of some rows, a pass at a time."""
+
+    def of_pass(rows: Sequence[int]) -> Tensor:
+        try:
+            return features(images.tensor(rows), images.ids[rows].tolist())
+        except NotFiniteError:
+            if not skip_bad:
+                raise
+            if len(rows) == 1:
+                return torch.zeros(len(features.objectives), 1, features.projection.dim)
+            return torch.cat([of_pass([row]) for row in rows], 1)
+
+    def of_shard(rows: range) -> Tensor:
+        parts = []
+        for start in range(0, len(rows), features.batch_size):
+            part = list(rows[start : start + features.batch_size])
+            parts.append(of_pass(part))
+            advance(len(part))
+        return torch.cat(parts, 1)
+
+    return of_shard
+
+
+def _report_left_out(stores: dict[str, FeatureStore], images: Images, skip_bad: bool) -> None:
+    for objective, store in stores.items():
+        ids = ", ".join(str(images.ids[row]) for row in store.left_out())
+        if not ids:
+            continue
+        message = f"of {images.source}, these images have no finite gradient of {objective}: {ids}"
+        if not skip_bad:
+            raise DtrakError(f"{message} (--skip-bad leaves them out)")
+        say(f"Left out: {message}")

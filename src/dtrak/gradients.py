@@ -14,18 +14,21 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dtrak import layers
-from dtrak.backward import Receiver, gradient_of_each_image, gradient_of_the_batch
+from dtrak.backward import Receiver, can_share_a_pass, gradient_of_each_image, gradient_of_the_batch
 from dtrak.errors import DtrakError
+from dtrak.memory import activation_bytes, total_memory
 from dtrak.models import DiffusionModel
 from dtrak.noise import gaussian
 from dtrak.objectives import get_objective
 from dtrak.projections import Projection
 
-# Measured on two cores: below this many parameters, sharing a backward pass beats one pass per image.
-SMALL_MODEL = 2_000_000
-# How many noised copies are in memory at once, for images of 32×32; more for smaller ones.
-COPIES_AT_32 = 32
+Id = str | int
+
+# Images share a pass until their activations fill this much: by then its overhead has vanished beside its work.
+SHARED_PASS_BYTES = 256 << 20
+MOST_SHARED_IMAGES = 32
+# The copies of one image are split into several passes when their activations exceed this part of all memory.
+MEMORY_SHARE = 1 / 4
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,14 @@ class Copies:
         """(timestep, draw) of every copy."""
         return [(timestep, draw) for timestep in self.timesteps for draw in range(self.draws)]
 
-    def noises(self, shape: tuple[int, ...], image: str | int | None) -> Tensor:
+    def noises(self, shape: tuple[int, ...], image: Id | None) -> Tensor:
         """ε of every copy, [KZ, C, H, W]: fixed by seed, timestep and draw; and by the image's id, if one is given."""
         name = () if image is None else (f"image {image}",)
         return torch.stack([gaussian(shape, self.seed, timestep, draw, *name) for timestep, draw in self.pairs()])
+
+
+class NotFiniteError(DtrakError):
+    """NaN or infinity came out for one image at one timestep."""
 
 
 class Features:
@@ -57,25 +64,29 @@ class Features:
         copies: Copies,
         projection: Projection,
         parameters: dict[str, nn.Parameter],
-        batch_size: int | None = None,  # images that share a pass; chosen by the model's size if None
+        *,
+        batch_size: int | None = None,  # images that share a pass; by the size of their activations if None
+        autocast: bool = False,  # forward passes in bfloat16; gradients are added up in float32 all the same
     ) -> None:
         self.model = model
         self.objectives = [get_objective(name) for name in objectives]
         self.copies = copies
         self.projection = projection
         self.parameters = parameters
+        self.autocast = autocast
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
-        self.copies_at_once = max(1, COPIES_AT_32 * 32 * 32 // (model.shape[1] * model.shape[2]))
-        self.batch_size = batch_size or self._choose_batch_size()
         self._shared_noise = copies.noises(model.shape, None) if copies.noise == "shared" else None
+        per_copy = activation_bytes(model, set(parameters))
+        self.copies_at_once = max(1, int(MEMORY_SHARE * total_memory(model.device) / per_copy))
+        self.batch_size = batch_size or self._choose_batch_size(per_copy)
 
-    def _choose_batch_size(self) -> int:
-        small = sum(value.numel() for value in self.parameters.values()) <= SMALL_MODEL
-        if not small or not layers.supported(self.model.network, set(self.parameters)):
+    def _choose_batch_size(self, bytes_per_copy: int) -> int:
+        fitting = SHARED_PASS_BYTES // (bytes_per_copy * len(self.timesteps))
+        if fitting < 2 or not can_share_a_pass(self.model, set(self.parameters)):
             return 1
-        return max(1, self.copies_at_once // len(self.timesteps))
+        return min(fitting, MOST_SHARED_IMAGES)
 
-    def __call__(self, clean: Tensor, ids: Sequence[str | int]) -> Tensor:
+    def __call__(self, clean: Tensor, ids: Sequence[Id]) -> Tensor:
         """φ of the images `clean` [B, C, H, W], float32 [objectives, B, k] on the CPU."""
         out = torch.zeros(len(self.objectives), len(clean), self.projection.dim, device=self.model.device)
         for start in range(0, len(clean), self.batch_size):
@@ -83,25 +94,24 @@ class Features:
             self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows])
         return out.cpu()
 
-    def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[str | int]) -> None:
+    def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id]) -> None:
         """out [objectives, b, k] += φ of b images that share their passes."""
         noises = torch.stack([self._noise_of(image) for image in ids]).to(clean.device)  # [b, KZ, C, H, W]
         step = max(1, self.copies_at_once // len(clean))
         for start in range(0, len(self.timesteps), step):
-            timesteps = self.timesteps[start : start + step]
-            self._add_pass(out, clean, noises[:, start : start + step], timesteps, ids)
-        if not out.isfinite().all():
-            image = ids[int((~out.isfinite()).any(2).any(0).nonzero()[0])]
-            raise DtrakError(f"the gradient of image {image} is not finite, though the model's output is")
+            part = slice(start, start + step)
+            self._add_pass(out, clean, noises[:, part], self.timesteps[part], ids)
+        finite = out.isfinite().all(2).all(0)
+        if not finite.all():
+            bad = int((~finite).nonzero()[0])
+            self._find_timestep(clean[bad : bad + 1], noises[bad : bad + 1], ids[bad])
 
-    def _noise_of(self, image: str | int) -> Tensor:
+    def _noise_of(self, image: Id) -> Tensor:
         if self._shared_noise is not None:
             return self._shared_noise
         return self.copies.noises(self.model.shape, image)
 
-    def _add_pass(
-        self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[str | int]
-    ) -> None:
+    def _add_pass(self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[Id]) -> None:
         """One forward pass over c copies of each of b images, and one backward pass for each objective."""
         images, count = noises.shape[:2]
         noise = noises.flatten(0, 1)  # [b·c, C, H, W], the copies of one image side by side
@@ -110,11 +120,12 @@ class Features:
         current = 0  # the objective whose backward pass is under way
 
         def receive(name: str, gradient: Tensor) -> None:
-            self.projection.add(out[current], name, gradient)
+            self.projection.add(out[current], name, gradient.float())
 
         with self._receiving(images, receive):
-            predicted = self.model.predict_noise(noisy, repeated)
-            self._check_finite(predicted, timesteps, ids)
+            with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.autocast):
+                predicted = self.model.predict_noise(noisy, repeated).float()
+            self._check_output(predicted, timesteps, ids)
             weights = self.model.elbo_weights(repeated)
             losses = [objective(predicted, noise, weights).sum() for objective in self.objectives]
             for current, loss in enumerate(losses):
@@ -127,10 +138,20 @@ class Features:
             return gradient_of_each_image(network, names, images, receive)
         return gradient_of_the_batch(network, names, receive)
 
-    def _check_finite(self, predicted: Tensor, timesteps: Tensor, ids: Sequence[str | int]) -> None:
+    def _check_output(self, predicted: Tensor, timesteps: Tensor, ids: Sequence[Id]) -> None:
         bad = ~predicted.detach().isfinite().flatten(1).all(1)
         if bad.any():
             image, copy = divmod(int(bad.nonzero()[0]), len(timesteps))
-            raise DtrakError(
+            raise NotFiniteError(
                 f"the model's output is not finite for image {ids[image]} at timestep {int(timesteps[copy])}"
             )
+
+    def _find_timestep(self, clean: Tensor, noises: Tensor, image: Id) -> None:
+        """Name the copy of one image whose gradient is not finite."""
+        for index, timestep in enumerate(self.timesteps.tolist()):
+            part = slice(index, index + 1)
+            out = torch.zeros(len(self.objectives), 1, self.projection.dim, device=clean.device)
+            self._add_pass(out, clean, noises[:, part], self.timesteps[part], [image])
+            if not out.isfinite().all():
+                raise NotFiniteError(f"the gradient of image {image} is not finite at timestep {timestep}")
+        raise NotFiniteError(f"the gradient of image {image} overflows when its timesteps are added")

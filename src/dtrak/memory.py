@@ -1,0 +1,36 @@
+"""How much memory there is, and how much a noised copy of an image takes on its way through a model."""
+
+import os
+
+import torch
+from torch import Tensor
+
+from dtrak.backward import gradient_of_the_batch
+from dtrak.models import DiffusionModel
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of the device; of the machine for a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def activation_bytes(model: DiffusionModel, names: set[str]) -> int:
+    """What autograd keeps of one copy between the forward and the backward pass for these parameters."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    image = torch.zeros(1, *model.shape, device=model.device)
+    timestep = torch.zeros(1, dtype=torch.long, device=model.device)
+    with (
+        gradient_of_the_batch(model.network, names, lambda name, gradient: None),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
+        answer = model.predict_noise(image, timestep)
+    weights = {value.untyped_storage().data_ptr() for value in model.network.parameters()}
+    return sum(size for place, size in kept.items() if place not in weights) + answer.nbytes

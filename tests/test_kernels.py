@@ -1,0 +1,118 @@
+"""Scores by eigendecomposition against an explicit inverse, in both forms, for any damping."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dtrak.errors import UsageError
+from dtrak.kernels import absolute_damping, decompose
+from dtrak.methods.kernel import kernel_scores
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Features in memory, read a few rows at a time."""
+
+    array: NDArray[np.float32]
+    step: int = 3
+
+    @property
+    def dim(self) -> int:
+        return int(self.array.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def blocks(self) -> Iterator[tuple[range, Tensor]]:
+        for start in range(0, len(self), self.step):
+            rows = range(start, min(start + self.step, len(self)))
+            yield rows, torch.from_numpy(self.array[rows.start : rows.stop])
+
+
+def random_features(n: int, k: int, q: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    random = np.random.default_rng(seed)
+    return random.normal(size=(n, k)).astype(np.float32), random.normal(size=(q, k)).astype(np.float32)
+
+
+def inverse_scores(train: NDArray[np.float32], queries: NDArray[np.float32], damping: float) -> NDArray[np.float64]:
+    wide, asked = train.astype(np.float64), queries.astype(np.float64)
+    return np.asarray(asked @ np.linalg.inv(wide.T @ wide + damping * np.eye(wide.shape[1])) @ wide.T)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 30),
+    k=st.integers(1, 30),
+    q=st.integers(1, 4),
+    step=st.integers(1, 40),
+    damping=st.floats(1e-3, 1e3),
+    seed=st.integers(0, 9),
+)
+def test_scores_equal_an_explicit_inverse(n: int, k: int, q: int, step: int, damping: float, seed: int) -> None:
+    train, queries = random_features(n, k, q, seed)
+    expected = inverse_scores(train, queries, damping)
+    found = kernel_scores(decompose(Rows(train, step)), queries, damping)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * max(1, np.abs(expected).max()))
+
+
+def test_primal_and_dual_agree() -> None:
+    """The same features, once with zeros appended so that N < k: the scores may not change."""
+    train, queries = random_features(20, 12, 5)
+    wider, wider_queries = (np.pad(array, ((0, 0), (0, 15))) for array in (train, queries))
+    primal, dual = decompose(Rows(train)), decompose(Rows(wider))
+    assert primal.primal
+    assert not dual.primal
+    for damping in (1e-2, 1, 100):
+        a, b = kernel_scores(primal, queries, damping), kernel_scores(dual, wider_queries, damping)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert primal.mean_eigenvalue == pytest.approx(dual.mean_eigenvalue)
+
+
+def test_relative_damping_does_not_depend_on_the_features_scale() -> None:
+    train, queries = random_features(15, 8, 3)
+    small, large = decompose(Rows(train)), decompose(Rows(100 * train))
+    assert small.mean_eigenvalue == pytest.approx(np.trace(train @ train.T) / 15, rel=1e-5)
+    np.testing.assert_allclose(
+        kernel_scores(small, queries, absolute_damping(0.1, small)),
+        kernel_scores(large, 100 * queries, absolute_damping("0.1", large)),
+        rtol=1e-4,
+    )
+    assert absolute_damping("absolute:5", large) == 5
+
+
+@pytest.mark.parametrize("damping", ["-1", "0", "nan", "much", "absolute:", "absolute:-2"])
+def test_damping_that_makes_no_sense_is_named(damping: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        absolute_damping(damping, decompose(Rows(random_features(3, 2, 1)[0])))
+    assert repr(damping) in str(caught.value)
+
+
+def test_trak_is_the_influence_function_of_a_linear_model() -> None:
+    """Ridge regression at its optimum, output F(x) = w·x, per-image gradient r_n x_n of the loss.
+
+    By the closed form, leaving out the infinitesimal weight of image n moves the output by xᵀH⁻¹ r_n x_n with
+    H = XᵀX + λI; the kernel over φ = x gives xᵀH⁻¹x_n, the same up to the residual that TRAK keeps in Q.
+    """
+    random = np.random.default_rng(0)
+    x, y, damping = random.normal(size=(40, 6)), random.normal(size=40), 0.7
+    hessian = x.T @ x + damping * np.eye(6)
+    residuals = x @ np.linalg.solve(hessian, x.T @ y) - y
+    query = random.normal(size=(1, 6))
+
+    def output(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        weighted = x.T * weights
+        return np.asarray(query @ np.linalg.solve(weighted @ x + damping * np.eye(6), weighted @ y))
+
+    step = 1e-5
+    up = np.array([output(np.ones(40) + step * np.eye(40)[n])[0] for n in range(40)])
+    down = np.array([output(np.ones(40) - step * np.eye(40)[n])[0] for n in range(40)])
+    slopes = (up - down) / (2 * step)
+    scores = kernel_scores(decompose(Rows(x.astype(np.float32))), query.astype(np.float32), damping)[0]
+    np.testing.assert_allclose(-residuals * scores, slopes, rtol=1e-3, atol=1e-6)

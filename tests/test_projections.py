@@ -1,0 +1,89 @@
+"""Inner products survive projection: no bias, the variance that theory promises, and nothing but seed and names counts."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dtrak.errors import UsageError
+from dtrak.projections import PROJECTIONS, Projection, make_projection
+
+SIZES = {"conv.weight": 700, "conv.bias": 7, "out.weight": 130}
+D = sum(SIZES.values())
+
+
+def project(projection: Projection, gradients: Tensor, sizes: dict[str, int] = SIZES) -> Tensor:
+    out = torch.zeros(len(gradients), projection.dim)
+    for name, part in zip(sizes, gradients.split(list(sizes.values()), dim=1), strict=True):
+        projection.add(out, name, part)
+    return out
+
+
+@pytest.mark.parametrize("kind", PROJECTIONS)
+def test_projection_is_linear_and_additive(kind: str) -> None:
+    projection = make_projection(kind, 64, SIZES, seed=0)
+    g, h = torch.randn(2, 3, D, generator=torch.Generator().manual_seed(0))
+    def check(found: Tensor, expected: Tensor) -> None:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+    check(project(projection, 2 * g + h), 2 * project(projection, g) + project(projection, h))
+    once = project(projection, g)
+    projection.add(once, "out.weight", g[:, -130:])
+    check(once, project(projection, g) + project(projection, torch.cat([0 * g[:, :-130], g[:, -130:]], 1)))
+
+
+@pytest.mark.parametrize("kind", PROJECTIONS)
+def test_projection_is_fixed_by_seed_and_names(kind: str) -> None:
+    g = torch.randn(2, D, generator=torch.Generator().manual_seed(0))
+    first = project(make_projection(kind, 64, SIZES, seed=3), g)
+    assert torch.equal(first, project(make_projection(kind, 64, SIZES, seed=3), g))
+    if kind == "identity":
+        assert torch.equal(first, g)
+        return
+    assert not torch.allclose(first, project(make_projection(kind, 64, SIZES, seed=4), g))
+    # A parameter's share does not depend on which others are there.
+    alone, share = (torch.zeros(2, 64) for _ in range(2))
+    make_projection(kind, 64, {"out.weight": 130}, seed=3).add(alone, "out.weight", g[:, -130:])
+    make_projection(kind, 64, SIZES, seed=3).add(share, "out.weight", g[:, -130:])
+    assert torch.equal(alone, share)
+
+
+@pytest.mark.parametrize("kind", ["sketch", "dense", "dense-rademacher"])
+@pytest.mark.parametrize("structure", ["random", "the same everywhere", "one spike"])
+def test_inner_products_have_no_bias_and_the_promised_variance(kind: str, structure: str) -> None:
+    """E[Pᵀg·Pᵀh] = g·h and Var ≤ (‖g‖²‖h‖² + (g·h)²)/k; for a sketch less, as entries of one row never meet."""
+    k, trials = 32, 1500
+    random = np.random.default_rng(0)
+    g = {"random": random.normal(size=D), "the same everywhere": np.ones(D), "one spike": np.eye(D)[5]}[structure]
+    h = random.normal(size=D) + 0.5 * g
+    pair = torch.from_numpy(np.stack([g, h])).float()
+    products = np.empty(trials)
+    for seed in range(trials):
+        a, b = project(make_projection(kind, k, SIZES, seed), pair)
+        products[seed] = float(a @ b)
+    exact, bound = g @ h, (g @ g * (h @ h) + (g @ h) ** 2) / k
+    assert abs(products.mean() - exact) < 4 * np.sqrt(bound / trials)
+    # The sample variance of so many trials is within 20% of the true one.
+    assert products.var() < 1.2 * bound
+    if kind == "sketch" and structure == "random":
+        assert products.var() > 0.8 * bound * (1 - k / D)
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 200), k=st.integers(1, 70), seed=st.integers(0, 5))
+def test_sketch_is_the_matrix_that_its_docstring_describes(size: int, k: int, seed: int) -> None:
+    """Every input lands in exactly one bucket with a sign, and no two of one row of k in the same."""
+    matrix = project(make_projection("sketch", k, {"w": size}, seed), torch.eye(size), {"w": size}).numpy()
+    assert (np.abs(matrix).sum(1) == 1).all()
+    assert ((matrix == 0) | (np.abs(matrix) == 1)).all()
+    buckets = np.abs(matrix).argmax(1)
+    for start in range(0, size, k):
+        row = buckets[start : start + k]
+        assert len(set(row)) == len(row)
+
+
+def test_unknown_projection_is_named() -> None:
+    with pytest.raises(UsageError, match=r"'sktech'.*sketch, dense"):
+        make_projection("sktech", 8, SIZES, 0)

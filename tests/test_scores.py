@@ -1,0 +1,96 @@
+"""What scores answer: the strongest first, shares that add up, and a file that keeps everything."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtrak.errors import DtrakError, UsageError
+from dtrak.scores import Scores, load_scores, save_scores
+
+VALUES = np.array([[0.5, -1, 2, 0], [3, 1, -2, -3]], dtype=np.float32)
+
+
+def scores(method: str = "d-trak", factor: float = 1) -> Scores:
+    columns = {
+        "artist": np.array(["ada", "bo", "ada", "cy"]),
+        "year": np.array([1900, 1901, 1902, 1903]),
+        "note": np.array(["x", None, "z", 3], dtype=object),
+    }
+    return Scores(VALUES * np.float32(factor), np.array([10, 11, 12, 13]), np.array(["a.png", "b.png"]), method, columns)
+
+
+def test_top_and_bottom_are_the_strongest_first_with_their_columns() -> None:
+    top, bottom = scores().top(2), scores().bottom(2)
+    assert [[match.id for match in row] for row in top] == [[12, 10], [10, 11]]
+    assert [[match.id for match in row] for row in bottom] == [[11, 13], [13, 12]]
+    assert top[0][0].score == 2
+    assert top[0][0].position == 2
+    assert top[0][0].columns == {"artist": "ada", "year": 1902, "note": "z"}
+    assert len(scores().top(99)[0]) == 4
+
+
+def test_credit_is_the_mean_share_of_positive_scores() -> None:
+    credit = {one.group: one for one in scores().credit(by="artist")}
+    assert credit["ada"].share == pytest.approx((2.5 / 2.5 + 3 / 4) / 2)
+    assert credit["bo"].share == pytest.approx((0 + 1 / 4) / 2)
+    assert credit["cy"].share == 0
+    assert list(credit) == ["ada", "bo", "cy"]
+    assert credit["ada"].low == pytest.approx(0.75)
+    assert credit["ada"].high == pytest.approx(1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 999), queries=st.integers(1, 5), images=st.integers(1, 8), groups=st.integers(1, 3))
+def test_credit_adds_up_and_lies_in_its_interval(seed: int, queries: int, images: int, groups: int) -> None:
+    random = np.random.default_rng(seed)
+    values = random.normal(size=(queries, images)).astype(np.float32)
+    given_scores = Scores(values, np.arange(images), np.arange(queries), "trak", {"g": random.integers(groups, size=images)})
+    credit = given_scores.credit(by="g")
+    with_credit = (values > 0).any(1).mean()
+    assert sum(one.share for one in credit) == pytest.approx(with_credit)
+    assert all(one.low - 1e-9 <= one.share <= one.high + 1e-9 for one in credit)
+
+
+def test_credit_by_an_unknown_column_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match=r"'painter'.*artist, year, note"):
+        scores().credit(by="painter")
+
+
+def test_one_method_survives_the_disk(tmp_path: Path) -> None:
+    scores().save(tmp_path / "scores.npz")
+    found = Scores.load(tmp_path / "scores.npz")
+    assert found.method == "d-trak"
+    assert found.top(1)[1][0].columns == {"artist": "ada", "year": 1900, "note": "x"}
+    assert found.columns["note"].tolist() == ["x", "", "z", "3"]
+    with np.load(tmp_path / "scores.npz", allow_pickle=False) as file:
+        np.testing.assert_array_equal(file["values"], VALUES)
+        assert file["values"].dtype == np.float32
+        assert file["train_ids"].tolist() == [10, 11, 12, 13]
+        assert file["query_ids"].tolist() == ["a.png", "b.png"]
+
+
+def test_several_methods_have_a_leading_axis(tmp_path: Path) -> None:
+    path = tmp_path / "scores.npz"
+    save_scores(path, {"trak": scores("trak"), "d-trak": scores("d-trak", 2)})
+    with np.load(path) as file:
+        assert file["values"].shape == (2, 2, 4)
+        assert file["methods"].tolist() == ["trak", "d-trak"]
+    np.testing.assert_array_equal(Scores.load(path, "d-trak").values, 2 * VALUES)
+    assert list(load_scores(path)) == ["trak", "d-trak"]
+    with pytest.raises(UsageError, match="trak, d-trak"):
+        Scores.load(path)
+    with pytest.raises(UsageError, match="gas"):
+        Scores.load(path, "gas")
+
+
+def test_files_that_are_no_scores_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing\.npz"):
+        Scores.load(tmp_path / "nothing.npz")
+    (tmp_path / "text.npz").write_text("no zip")
+    np.savez(tmp_path / "other.npz", images=np.zeros(3))
+    for name in ("text.npz", "other.npz"):
+        with pytest.raises(DtrakError, match=name.replace(".", r"\.")):
+            Scores.load(tmp_path / name)

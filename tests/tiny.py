@@ -1,0 +1,71 @@
+"""Models of a few thousand parameters with every layer type that matters, for tests that compare with brute force."""
+
+import torch
+from diffusers import DDPMScheduler, UNet2DModel
+from torch import Tensor, nn
+
+from dtrak import DiffusionModel
+
+SHAPE = (1, 8, 8)
+
+
+def unet(prediction_type: str = "epsilon", seed: int = 0) -> DiffusionModel:
+    """Convolutions, linear layers, group norms and attention; dropout that must stay off."""
+    torch.manual_seed(seed)
+    network = UNet2DModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        block_out_channels=(4, 8),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=4,
+        norm_num_groups=2,
+        dropout=0.5,
+    )
+    return DiffusionModel(network, DDPMScheduler(prediction_type=prediction_type), SHAPE)
+
+
+class Mixed(nn.Module):
+    """Embedding, layer norm, a shared layer, strides and dilation: what the U-Net lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = nn.Embedding(1000, 6)
+        self.narrow = nn.Conv2d(1, 6, 3, stride=2, padding=1)
+        self.wide = nn.Conv2d(6, 6, 3, padding=2, dilation=2, groups=2)
+        self.norm = nn.LayerNorm(6)
+        self.shared = nn.Linear(6, 6)
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        h = self.wide(self.narrow(x)).flatten(2).transpose(1, 2)  # [B, 16, 6]
+        h = self.norm(h) + self.time(t)[:, None]
+        h = self.shared(torch.tanh(self.shared(h)))
+        return self.out(h).transpose(1, 2).reshape(-1, 1, 8, 8)
+
+
+def mixed() -> DiffusionModel:
+    torch.manual_seed(1)
+    return DiffusionModel(Mixed(), DDPMScheduler(), SHAPE)
+
+
+class Hidden(nn.Module):
+    """Uses a layer's weight behind the layer's back, where no hook can see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.conv(x) + nn.functional.conv2d(x, self.conv.weight.square(), padding=1)
+
+
+def hidden() -> DiffusionModel:
+    torch.manual_seed(2)
+    return DiffusionModel(Hidden(), DDPMScheduler(), SHAPE)
+
+
+def clean_images(count: int) -> Tensor:
+    return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(3)) * 2 - 1
