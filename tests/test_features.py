@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import dtrak, dtrak_started
 from safetensors.torch import load_file
 from torch import Tensor
 
+from commands import dtrak, dtrak_started
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features import SHARD_ROWS, FeatureStore, Manifest, fill
 

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dtrak.errors import UsageError
-from dtrak.projections import PROJECTIONS, Projection, make_projection
+from dtrak.projections import (
+    PROJECTIONS,
+    Projection,
+    add_rows_by_index,
+    add_rows_by_slices,
+    make_projection,
+)
 
 SIZES = {"conv.weight": 700, "conv.bias": 7, "out.weight": 130}
 D = sum(SIZES.values())
@@ -17,7 +23,7 @@ D = sum(SIZES.values())
 def project(projection: Projection, gradients: Tensor, sizes: dict[str, int] = SIZES) -> Tensor:
     out = torch.zeros(len(gradients), projection.dim)
     for name, part in zip(sizes, gradients.split(list(sizes.values()), dim=1), strict=True):
-        projection.add(out, name, part)
+        projection.add(out, name, part.clone())
     return out
 
 
@@ -30,7 +36,7 @@ def test_projection_is_linear_and_additive(kind: str) -> None:
 
     check(project(projection, 2 * g + h), 2 * project(projection, g) + project(projection, h))
     once = project(projection, g)
-    projection.add(once, "out.weight", g[:, -130:])
+    projection.add(once, "out.weight", g[:, -130:].clone())
     check(once, project(projection, g) + project(projection, torch.cat([0 * g[:, :-130], g[:, -130:]], 1)))
 
 
@@ -45,8 +51,8 @@ def test_projection_is_fixed_by_seed_and_names(kind: str) -> None:
     assert not torch.allclose(first, project(make_projection(kind, 64, SIZES, seed=4), g))
     # A parameter's share does not depend on which others are there.
     alone, share = (torch.zeros(2, 64) for _ in range(2))
-    make_projection(kind, 64, {"out.weight": 130}, seed=3).add(alone, "out.weight", g[:, -130:])
-    make_projection(kind, 64, SIZES, seed=3).add(share, "out.weight", g[:, -130:])
+    make_projection(kind, 64, {"out.weight": 130}, seed=3).add(alone, "out.weight", g[:, -130:].clone())
+    make_projection(kind, 64, SIZES, seed=3).add(share, "out.weight", g[:, -130:].clone())
     assert torch.equal(alone, share)
 
 
@@ -82,6 +88,18 @@ def test_sketch_is_the_matrix_that_its_docstring_describes(size: int, k: int, se
     for start in range(0, size, k):
         row = buckets[start : start + k]
         assert len(set(row)) == len(row)
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 200), k=st.integers(1, 70), images=st.integers(1, 3), seed=st.integers(0, 99))
+def test_slices_and_indices_add_the_same_rows(size: int, k: int, images: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    values = torch.from_numpy(random.integers(-9, 9, size=(images, size)).astype(np.float32))
+    starts = random.integers(k, size=-(-size // k)).tolist()
+    by_slices, by_index = torch.ones(images, k), torch.ones(images, k)
+    add_rows_by_slices(by_slices, values, starts)
+    add_rows_by_index(by_index, values, starts, rows_at_once=2)
+    assert torch.equal(by_slices, by_index)
 
 
 def test_unknown_projection_is_named() -> None:

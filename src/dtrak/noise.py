@@ -18,8 +18,9 @@ def stable_hash(text: str) -> int:
 
 
 def stream(*names: Name) -> np.random.Generator:
-    """The generator that belongs to these names."""
-    return np.random.default_rng([stable_hash(name) if isinstance(name, str) else name for name in names])
+    """The counter-based generator that belongs to these names."""
+    key = np.random.SeedSequence([stable_hash(name) if isinstance(name, str) else name for name in names])
+    return np.random.Generator(np.random.Philox(key))
 
 
 def gaussian(shape: tuple[int, ...], *names: Name) -> Tensor:

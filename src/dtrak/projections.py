@@ -7,7 +7,9 @@ laid out whole. What it does is fixed by its seed and the parameters' names alon
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dtrak.errors import choose
@@ -20,7 +22,7 @@ class Projection(Protocol):
     dim: int
 
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
-        """out [B, k] += gradient [B, n] of the parameter `name`, projected."""
+        """out [B, k] += gradient [B, n] of the parameter `name`, projected. The gradient is used up."""
 
 
 class Sketch:
@@ -42,11 +44,30 @@ class Sketch:
 
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
         signs = self._signs[name] = self._signs[name].to(gradient.device)
-        signed = gradient * signs
-        for start, row in zip(self._starts[name], signed.split(self.dim, dim=1), strict=True):
-            before_end = min(self.dim - start, row.shape[1])
-            out[:, start : start + before_end] += row[:, :before_end]
-            out[:, : row.shape[1] - before_end] += row[:, before_end:]
+        add_rows = add_rows_by_slices if gradient.is_cpu else add_rows_by_index
+        add_rows(out, gradient.mul_(signs), self._starts[name])
+
+
+def add_rows_by_slices(out: Tensor, values: Tensor, starts: list[int]) -> None:
+    """Add each row of k numbers of `values` [B, n] to `out` [B, k] from its start on, around the end."""
+    images, dim = out.shape
+    # numpy, as its slices cost a fifth of torch's; twice as long, so that a row is one slice.
+    unrolled, source = np.zeros((images, 2 * dim), dtype=np.float32), values.numpy()
+    for index, start in enumerate(starts):
+        row = source[:, index * dim : (index + 1) * dim]
+        unrolled[:, start : start + row.shape[1]] += row
+    out += torch.from_numpy(unrolled[:, :dim] + unrolled[:, dim:])
+
+
+def add_rows_by_index(out: Tensor, values: Tensor, starts: list[int], rows_at_once: int = 256) -> None:
+    """The same in few large operations, as accelerators like it."""
+    images, dim = out.shape
+    rows = F.pad(values, (0, len(starts) * dim - values.shape[1])).view(images, len(starts), dim)
+    places = torch.arange(dim, device=out.device)
+    for part in range(0, len(starts), rows_at_once):
+        first = torch.tensor(starts[part : part + rows_at_once], device=out.device)
+        index = (places - first[:, None]) % dim  # [rows, k]: which entry of its row a bucket gets
+        out += rows[:, part : part + rows_at_once].gather(2, index.expand(images, -1, -1)).sum(1)
 
 
 class Dense:
