@@ -1,7 +1,11 @@
 """The command line: parse, call, print. Everything that takes long is imported when a command needs it."""
 
+import logging
 import os
+import shutil
 import sys
+import traceback
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,142 +13,117 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dtrak import options
 from dtrak.errors import DtrakError, UsageError
-from dtrak.progress import say
 
-app = typer.Typer(
-    help="Which training images made this picture? Data attribution for diffusion models.",
-    epilog="A first look: dtrak demo. An error is one line; with --debug anywhere it comes with its traceback.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 output = Console(highlight=False, soft_wrap=True)
+INTERRUPTED = 130  # what shells call a process that Ctrl-C has ended
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `dtrak recipes`, or a YAML file.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps.", show_default="the fastest there is")]
+
+@app.callback(epilog="A first look, a few minutes on two cores: dtrak demo")
+def start(debug: options.Debug = False) -> None:
+    """Which training images made this picture? Attribution for diffusion models.
+
+    Every long command can be interrupted, or killed, and run again: it goes on where it stopped.
+    """
 
 
 @app.command()
-def demo(
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run.")] = Path("runs/digits"),
-    device: Device = None,
-) -> None:
-    """Train, generate, attribute and report on the embedded digits: a few minutes on two cores."""
+def demo(out: options.NewRun = Path("runs/digits"), device: options.Device = None) -> None:
+    """Do it all on the embedded digits, in a few minutes.
+
+    Trains a small model, generates digits, finds the training digits that they came from, and shows them in
+    RUN/report.html.
+    """
     run("digits", out, device)
 
 
 @app.command()
-def run(
-    recipe: RecipeName,
-    out: Annotated[Path | None, typer.Option(metavar="RUN", help="The run's folder.", show_default="runs/NAME")] = None,
-    device: Device = None,
-) -> None:
-    """Train, generate, attribute and report as a recipe says. Interrupted, it goes on where it stopped."""
-    from dtrak.pipeline import run_all
+def run(recipe: options.Recipe, out: options.NamedRun = None, device: options.Device = None) -> None:
+    """Train, generate, attribute and report, as a recipe says."""
     from dtrak.recipes import load_recipe
-    from dtrak.runs import Run
 
     loaded = load_recipe(recipe)
-    report_path = run_all(Run.create(out or Path("runs") / loaded.name, loaded), chosen_device(device))
-    say(f"The report: {report_path}")
+
+    from dtrak.pipeline import run_all
+
+    tell("The report", run_all(out or Path("runs") / loaded.name, loaded, device or options.devices()[0]))
 
 
 @app.command()
 def train(
-    recipe: RecipeName,
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The run's folder.")],
-    subset: Annotated[
-        str | None, typer.Option(metavar="IDS", help="Train on these images only: ids in an .npy or .txt file.")
-    ] = None,
-    device: Device = None,
+    recipe: options.Recipe,
+    out: options.NewRun,
+    subset: options.Subset = None,
+    device: options.Device = None,
 ) -> None:
-    """Train a model on a recipe's images → RUN/model, RUN/checkpoints. Killed, it goes on where it stopped."""
+    """Train a model on a recipe's images.
+
+    Writes RUN/model, in diffusers' layout, and RUN/checkpoints.
+    """
     from dtrak.recipes import load_recipe
     from dtrak.runs import Run
+
+    started = Run.create(out, load_recipe(recipe), subset)
+    if started.is_trained:
+        tell("The model is trained already", out / "model")
+        return
+
     from dtrak.training import train as train_model
 
-    train_model(Run.create(out, load_recipe(recipe), subset), chosen_device(device))
-    say(f"The model: {out / 'model'}")
+    train_model(started, device or options.devices()[0])
+    tell("The model", out / "model")
 
 
 @app.command()
 def generate(
-    run_folder: RunFolder,
-    count: Annotated[int | None, typer.Option(min=1, help="How many pictures.", show_default="the recipe's")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the first; each has its own.")] = None,
-    device: Device = None,
+    run_folder: options.RunFolder,
+    count: options.Count = None,
+    seed: options.FirstSeed = None,
+    device: options.Device = None,
 ) -> None:
-    """Draw pictures with DDIM → RUN/generated, one seed each."""
+    """Draw pictures with a run's model.
+
+    Writes RUN/generated, which then holds the N pictures asked for and no others.
+    """
     from dtrak.runs import Run
-    from dtrak.sampling import generate as generate_pictures
 
     opened = Run.open(run_folder)
     recipe = opened.recipe.generation
-    model = opened.model().to(chosen_device(device))
-    first = recipe.seed if seed is None else seed
-    generate_pictures(opened, model, count or recipe.count, first, recipe.steps)
-    say(f"The pictures: {run_folder / 'generated'}")
+    model = opened.model().to(device or options.devices()[0])
+
+    from dtrak.sampling import generate as generate_pictures
+
+    generate_pictures(opened, model, count or recipe.count, recipe.seed if seed is None else seed, recipe.steps)
+    tell("The pictures", run_folder / "generated")
 
 
 @app.command()
 def attribute(
-    run_folder: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="A run; or give --model and --train.")
-    ] = None,
-    queries: Annotated[
-        str | None,
-        typer.Option(metavar="IMAGES", help="The pictures asked about.", show_default="RUN/generated"),
-    ] = None,
-    method: Annotated[str, typer.Option(help="A name from `dtrak methods`, or several: trak,d-trak.")] = "d-trak",
-    out: Annotated[
-        Path | None, typer.Option(metavar="SCORES.npz", help="Where to write.", show_default="RUN/scores.npz")
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar="MODEL", help="A diffusers folder or a hub id.")] = None,
-    train_source: Annotated[
-        str | None, typer.Option("--train", metavar="IMAGES", help="The images that the model was trained on.")
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option(min=1, help="With --model: centre-crop and resize all images to this many pixels.")
-    ] = None,
-    timesteps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="K", help="K evenly spaced timesteps, cumulative:K, or a list 0,100,200.", show_default="10"
-        ),
-    ] = None,
-    projection: Annotated[
-        str | None,
-        typer.Option(help="sketch, dense, dense-rademacher or identity.", show_default="sketch"),
-    ] = None,
-    projection_dim: Annotated[
-        int | None, typer.Option(min=1, help="Numbers kept per image.", show_default="4096")
-    ] = None,
-    damping: Annotated[
-        str | None,
-        typer.Option(help="λ as a fraction of the mean eigenvalue, or absolute:5.", show_default="0.1"),
-    ] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            help="For d-trak: simple, elbo, square, avg, l1, l2, linf or interpolated(η).", show_default="square"
-        ),
-    ] = None,
-    parameters: Annotated[
-        str | None,
-        typer.Option(metavar="PATTERN", help="Only parameters whose name matches, e.g. 'up_blocks|conv_out'."),
-    ] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Keep features here for the next question.", show_default="RUN/features"),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of noise and projection.", show_default="0")] = None,
-    device: Device = None,
+    run_folder: options.RunOrNone = None,
+    queries: options.Queries = None,
+    method: options.Method = None,
+    out: options.ScoresFile = None,
+    model: options.Model = None,
+    train_source: options.Train = None,
+    size: options.Size = None,
+    timesteps: options.Timesteps = None,
+    projection: options.Projection = None,
+    projection_dim: options.ProjectionDim = None,
+    damping: options.Damping = None,
+    objective: options.Objective = None,
+    parameters: options.Parameters = None,
+    cache: options.Cache = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
 ) -> None:
-    """Score every training image for every picture asked about. Interrupted, it goes on where it stopped.
+    """Score every training image for every picture asked about.
 
-    IMAGES is digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
+    Either for a run, whose recipe then decides what is not given here, and which keeps the scores for its report; or
+    for a model trained elsewhere, with --model, --train, --queries and --out.
+
+    IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
     """
     given: dict[str, Any] = {
         "method": method,
@@ -160,20 +139,20 @@ def attribute(
     changes = {name: value for name, value in given.items() if value is not None}
     if run_folder is not None:
         if model is not None or train_source is not None or size is not None:
-            raise UsageError(f"give a run ({run_folder}) or --model and --train, not both")
-        _attribute_run(run_folder, queries, out, changes, chosen_device(device))
+            raise UsageError(f"give a run ({run_folder}), or --model and --train (and --size), not both")
+        _attribute_run(run_folder, queries, out, changes, device)
     elif model is None or train_source is None or queries is None or out is None:
         raise UsageError("give a run, or all of --model, --train, --queries and --out")
     else:
-        _attribute_model(model, train_source, queries, out, size, changes, chosen_device(device))
+        _attribute_model(model, train_source, queries, out, size, changes, device)
 
 
 def _attribute_run(
-    run_folder: Path, queries: str | None, out: Path | None, changes: dict[str, Any], device: str
+    run_folder: Path, queries: str | None, out: Path | None, changes: dict[str, Any], device: str | None
 ) -> None:
-    from dtrak.pipeline import attribute_run
+    from dtrak.files import check_writable
+    from dtrak.methods import split_methods
     from dtrak.runs import Run
-    from dtrak.scores import save_scores
 
     opened = Run.open(run_folder)
     source = queries or str(run_folder / "generated")
@@ -181,40 +160,70 @@ def _attribute_run(
         raise UsageError(
             f"{run_folder} has no generated pictures yet: `dtrak generate {run_folder}`, or give --queries"
         )
-    scores = attribute_run(opened, opened.model(), source, changes, device)
+    split_methods(changes.get("method", opened.recipe.attribution.method))
+    check_writable(out or run_folder / "scores.npz")
+
+    from dtrak.pipeline import attribute_run
+    from dtrak.scores import save_scores
+
+    scores = attribute_run(opened, opened.model(), source, changes, device or options.devices()[0])
     if out is not None:
         save_scores(out, scores)
-    say(f"The scores: {out or run_folder / 'scores.npz'}")
+    tell("The scores", out or run_folder / "scores.npz")
 
 
 def _attribute_model(
-    model: str, train_source: str, queries: str, out: Path, size: int | None, changes: dict[str, Any], device: str
+    model: str,
+    train_source: str,
+    queries: str,
+    out: Path,
+    size: int | None,
+    changes: dict[str, Any],
+    device: str | None,
 ) -> None:
-    from dtrak.attribution import attribute as attribute_images
+    """Without a cache of the user's, features lie beside the scores for as long as they are needed to go on."""
     from dtrak.data import load_images
+    from dtrak.files import check_writable
     from dtrak.methods import split_methods
+
+    methods = split_methods(changes.pop("method", "d-trak"))
+    train_images, query_images = (load_images(source, size=size) for source in (train_source, queries))
+    check_writable(out)
+
+    from dtrak.attribution import attribute as attribute_images
     from dtrak.models import load_model
     from dtrak.scores import save_scores
 
-    methods = split_methods(changes.pop("method"))
-    train_images, query_images = (load_images(source, size=size) for source in (train_source, queries))
-    scores = attribute_images(load_model(model), train_images, query_images, methods, device=device, **changes)
+    kept = changes.pop("cache", None)
+    cache = kept or out.with_name(f"{out.name}.features")
+    where = device or options.devices()[0]
+    scores = attribute_images(
+        load_model(model), train_images, query_images, methods, cache=cache, device=where, **changes
+    )
     save_scores(out, scores)
-    say(f"The scores: {out}")
+    if kept is None:
+        shutil.rmtree(cache)
+    tell("The scores", out)
 
 
 @app.command()
-def report(run_folder: RunFolder) -> None:
-    """Show the run's pictures beside the training images they came from → RUN/report.html."""
-    from dtrak.report import write_report
+def report(run_folder: options.RunFolder) -> None:
+    """Show a run's pictures beside the images they came from.
+
+    Writes RUN/report.html, a page that needs no other file.
+    """
     from dtrak.runs import Run
 
-    say(f"The report: {write_report(Run.open(run_folder))}")
+    opened = Run.open(run_folder)
+
+    from dtrak.report import write_report
+
+    tell("The report", write_report(opened))
 
 
 @app.command()
 def methods() -> None:
-    """List the attribution methods, what each needs and what it costs."""
+    """List the methods: what each is, needs and costs."""
     from dtrak.methods import METHODS
 
     table = Table("method", "what it is", "needs", "costs", box=None, pad_edge=False)
@@ -224,8 +233,10 @@ def methods() -> None:
 
 
 @app.command()
-def recipes(name: Annotated[str | None, typer.Argument(help="Print this one.", show_default=False)] = None) -> None:
-    """List the recipes, or print one."""
+def recipes(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this one.", show_default=False)] = None,
+) -> None:
+    """List the recipes, or print one to start your own from."""
     from dtrak.recipes import load_recipe, recipe_names, recipe_text
 
     if name is not None:
@@ -239,7 +250,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Print this one.", s
 
 @app.command()
 def info() -> None:
-    """Print versions, devices and cores: what to put in a bug report."""
+    """Print versions, devices and cores, for a bug report."""
     import torch
 
     from dtrak.runs import versions
@@ -247,43 +258,52 @@ def info() -> None:
     table = Table("", "", box=None, show_header=False, pad_edge=False)
     for name, value in versions().items():
         table.add_row(name, value)
-    table.add_row("device", chosen_device(None))
+    table.add_row("devices", ", ".join(options.devices()))
     table.add_row("cores", str(os.cpu_count()))
     table.add_row("threads", str(torch.get_num_threads()))
     output.print(table)
 
 
-def chosen_device(name: str | None) -> str:
-    """The device that was asked for, if it is there; the fastest otherwise."""
-    import torch
+def tell(what: str, path: Path) -> None:
+    """What a command has made, on standard output."""
+    output.print(f"{what}: {path}", markup=False)
 
-    from dtrak.attribution import best_device
 
-    if name is None:
-        return best_device()
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {name!r} is not to be had here: {str(error).splitlines()[0]}") from None
-    return name
+def silence_libraries() -> None:
+    """Their warnings and logs speak to developers; what a user has to know is in dtrak's own errors."""
+    warnings.simplefilter("ignore")
+    logging.disable()
+    if not sys.stderr.isatty():
+        for library in ("HF_HUB", "HF_DATASETS"):
+            os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
 
 
 def main() -> None:
     """Run a command; whatever goes wrong is one line on standard error and an exit code."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
-    failure: BaseException
+    if not debug:
+        silence_libraries()
     try:
-        sys.exit(app(arguments, prog_name="dtrak", standalone_mode=False))
-    except typer.TyperException as error:
-        code, message, failure = error.exit_code, f"{error.format_message()} (--help tells more)", error
-    except DtrakError as error:
-        code, message, failure = error.exit_code, str(error), error
-    except KeyboardInterrupt as error:
-        code, message, failure = 130, "interrupted; the same command goes on where this one stopped", error
-    except Exception as error:
-        code, message, failure = 1, f"{type(error).__name__}: {error} (--debug shows where)", error
-    if debug:
-        raise failure
-    print(f"dtrak: {' '.join(message.split())}", file=sys.stderr)
+        code = app(arguments or ["--help"], prog_name="dtrak", standalone_mode=False)
+        if code == INTERRUPTED:  # typer has caught it
+            raise KeyboardInterrupt
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        code, message = explained(error)
+        print(f"dtrak: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
+
+
+def explained(error: BaseException) -> tuple[int, str]:
+    """The exit code and the one line that an error comes to."""
+    match error:
+        case DtrakError():
+            return error.exit_code, str(error)
+        case typer.TyperException():
+            return error.exit_code, f"{error.format_message().rstrip('.')} (--help tells more)"
+        case KeyboardInterrupt():
+            return INTERRUPTED, "interrupted; the same command goes on where this one stopped"
+        case _:
+            return 1, f"{type(error).__name__}: {error} (--debug shows where)"

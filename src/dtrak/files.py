@@ -5,6 +5,7 @@ Everything is written under a temporary name in the same folder, flushed to the 
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -14,17 +15,19 @@ from typing import Any
 
 from dtrak.errors import DtrakError
 
+# Rust's safetensors wraps the system's words in its own: Error while serializing: I/O error: … (os error 28)
+SYSTEM_ERROR = re.compile(r".*I/O error: (.*) \(os error \d+\)")
+
 
 @contextmanager
 def naming_the_path(path: Path) -> Iterator[None]:
     """Turn a failure of the disk into one line that says what could not be written and why."""
-    # Rust's safetensors wraps the system's error in a class of its own, with its text inside.
     from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = getattr(error, "strerror", None) or SYSTEM_ERROR.sub(r"\1", str(error))
         raise DtrakError(f"cannot write {path}: {reason}") from error
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_LINES = 5.0  # at the least
 
 console = Console(stderr=True, highlight=False)
 
@@ -39,7 +39,7 @@ def progress_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], 
 
 
 class Lines:
-    """For logs: a line at most for every tenth of the work and every few seconds, and one at the end."""
+    """For logs: a line for every tenth of the work, one whenever the time has doubled, and one at the end."""
 
     def __init__(self, title: str, total: int, unit: str) -> None:
         self.title = title
@@ -55,10 +55,10 @@ class Lines:
         if self.found is None:
             self.found = self.told = self.done
             return
-        seconds_ago = time.monotonic() - self.told_at
-        is_news = self.done - self.told >= self.total / 10 and seconds_ago >= SECONDS_BETWEEN_LINES
-        if is_news or self.done == self.total:
-            self.told, self.told_at = self.done, time.monotonic()
+        now = time.monotonic()
+        is_much = self.done - self.told >= self.total / 10 or now - self.told_at >= self.told_at - self.started
+        if (is_much and now - self.told_at >= SECONDS_BETWEEN_LINES) or self.done == self.total:
+            self.told, self.told_at = self.done, now
             say(f"{self.title}: {self.done:,}/{self.total:,} {self.unit}, {self._times()}")
 
     def _times(self) -> str:

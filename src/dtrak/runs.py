@@ -114,15 +114,15 @@ class Run:
             self.new_model()
 
     def _check_same(self, ids: str | None) -> None:
-        there, wanted = _fields(load_recipe(str(self.folder / "recipe.yaml"))), _fields(self.recipe)
+        stored = Run.open(self.folder).recipe
+        there, wanted = _fields(stored), _fields(self.recipe)
         for field in {**there, **wanted}:
             if there.get(field) != wanted.get(field):
                 raise UsageError(
                     f"{self.folder} was made with {field} {there.get(field)}, not {wanted.get(field)}: "
                     "give another --out, or remove it"
                 )
-        stored = self.folder / SUBSET
-        if (stored.read_text() if stored.exists() else None) != ids:
+        if (None if stored.data.subset is None else Path(stored.data.subset).read_text()) != ids:
             raise UsageError(
                 f"{self.folder} was made with another subset than {self.recipe.data.subset or 'all images'}: "
                 "give another --out, or remove it"

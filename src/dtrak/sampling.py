@@ -4,14 +4,16 @@ Each picture has a seed of its own, so that any one of them can be drawn again a
 """
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from dtrak.errors import DtrakError
-from dtrak.files import make_folder, write_bytes, write_text
+from dtrak.files import alone_in, clear_leftovers, replace_folder, write_bytes, write_text
 from dtrak.models import DiffusionModel
 from dtrak.noise import gaussian
 from dtrak.pictures import png
@@ -19,6 +21,7 @@ from dtrak.progress import progress_bar
 from dtrak.runs import Run
 
 BATCH = 30
+MADE_BY, METADATA = "made-by.json", "metadata.jsonl"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,30 +54,46 @@ def to_pixels(pictures: Tensor) -> Tensor:
 
 
 def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int) -> None:
-    """Fill generated/ with the pictures of the seeds `seed` … `seed + count − 1`; those that are there stay.
+    """Draw the pictures of the seeds `seed` … `seed + count − 1`; generated/ then holds these and no others.
 
-    The folder then holds these and no others, with their seeds in metadata.jsonl.
+    They are gathered in a folder beside it, which outlives a kill and takes its place when complete. What the same
+    model has drawn before, in as many steps, is not drawn again.
     """
-    folder = make_folder(run.folder / "generated")
     made_by = json.dumps({"model": model.fingerprint, "steps": steps})
-    origin = folder / "made-by.json"
-    names = {f"seed-{one:05d}.png": one for one in range(seed, seed + count)}
-    reusable = origin.exists() and origin.read_text() == made_by
-    (folder / "metadata.jsonl").unlink(missing_ok=True)
-    for path in folder.glob("seed-*.png"):
-        if not reusable or path.name not in names:
-            path.unlink()
-    write_text(origin, made_by)
-    missing = [name for name in names if not (folder / name).exists()]
-    with progress_bar("generate", count, "pictures") as advance:
-        advance(count - len(missing))
+    seeds = {f"seed-{one:05d}.png": one for one in range(seed, seed + count)}
+    metadata = "".join(json.dumps({"file_name": name, "seed": one}) + "\n" for name, one in seeds.items())
+    finished, unfinished = run.folder / "generated", run.folder / "generated-unfinished"
+    earlier = {path.name for path in finished.glob("*.png")} if _text(finished / MADE_BY) == made_by else set()
+    if earlier == seeds.keys() and _text(finished / METADATA) == metadata:
+        return
+    with alone_in(run.folder):
+        clear_leftovers(run.folder, finished.name)
+        clear_leftovers(unfinished)
+        if _text(unfinished / MADE_BY) != made_by:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        write_text(unfinished / MADE_BY, made_by)
+        for path in unfinished.glob("*.png"):
+            if path.name not in seeds:
+                path.unlink()
+        for name in earlier & seeds.keys():
+            write_bytes(unfinished / name, (finished / name).read_bytes())
+        _draw_missing(model, seeds, steps, unfinished)
+        write_text(unfinished / METADATA, metadata)
+        replace_folder(unfinished, finished)
+
+
+def _draw_missing(model: DiffusionModel, seeds: dict[str, int], steps: int, folder: Path) -> None:
+    """Draw those of the pictures `seeds`, by file name, that are not in the folder yet."""
+    missing = [name for name in seeds if not (folder / name).exists()]
+    with progress_bar("generate", len(seeds), "pictures") as advance:
+        advance(len(seeds) - len(missing))
         for start in range(0, len(missing), BATCH):
             batch = missing[start : start + BATCH]
-            pixels = to_pixels(sample(model, [names[name] for name in batch], steps).pictures).numpy()
+            pixels = to_pixels(sample(model, [seeds[name] for name in batch], steps).pictures).numpy()
             for name, picture in zip(batch, pixels, strict=True):
                 write_bytes(folder / name, png(picture))
             advance(len(batch))
-    write_text(
-        folder / "metadata.jsonl",
-        "".join(json.dumps({"file_name": name, "seed": one}) + "\n" for name, one in names.items()),
-    )
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None

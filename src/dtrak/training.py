@@ -8,6 +8,7 @@ import math
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
@@ -23,6 +24,7 @@ from dtrak.progress import progress_bar
 from dtrak.recipes import Training
 from dtrak.runs import Run
 
+STATE = "training.safetensors"
 SECONDS_BETWEEN_STATES = 20.0  # a state is kept at every checkpoint as well
 
 
@@ -31,12 +33,13 @@ def train(run: Run, device: str) -> DiffusionModel:
     if not run.is_trained:
         with alone_in(run.folder):
             _train(run, device)
+    (run.folder / STATE).unlink(missing_ok=True)
     return run.model().to(device)
 
 
 def _train(run: Run, device: str) -> None:
-    state, checkpoints = run.folder / "training.safetensors", run.folder / "checkpoints"
-    clear_leftovers(run.folder, state.name)
+    state, checkpoints = run.folder / STATE, run.folder / "checkpoints"
+    clear_leftovers(run.folder, STATE)
     clear_leftovers(run.folder, "model")
     clear_leftovers(checkpoints)
     torch.manual_seed(run.recipe.training.seed)
@@ -55,7 +58,6 @@ def _train(run: Run, device: str) -> None:
                 trainer.save(state)
                 saved = time.monotonic()
     ddpm.save(trainer.model, run.folder / "model")
-    state.unlink()
 
 
 class Trainer:
@@ -82,11 +84,7 @@ class Trainer:
     def take_step(self) -> None:
         settings, model = self.settings, self.model
         random = stream(settings.seed, "training", self.step)
-        clean = self._batch()
-        if settings.flip:
-            flipped = torch.from_numpy(random.random(len(clean)) < 0.5)
-            clean[flipped] = clean[flipped].flip(-1)
-        clean = clean.to(model.device)
+        clean = self.batch(random).to(model.device)
         noise = torch.from_numpy(random.standard_normal(clean.shape, dtype="float32")).to(model.device)
         timesteps = torch.from_numpy(random.integers(model.timesteps, size=len(clean))).to(model.device)
         torch.manual_seed(int(random.integers(2**62)))  # for dropout
@@ -104,11 +102,15 @@ class Trainer:
         model.network.eval()
         self.step += 1
 
-    def _batch(self) -> Tensor:
-        """The images of this step, [B, C, H, W]: every epoch is a new order of all of them."""
+    def batch(self, random: np.random.Generator) -> Tensor:
+        """The images of this step, [B, C, H, W]: every epoch is a new order of all of them, some flipped if wanted."""
         epoch, place = divmod(self.step, self.steps_per_epoch)
         order = stream(self.settings.seed, "epoch", epoch).permutation(len(self.images))
-        return self.images.tensor(order[place * self.settings.batch_size :][: self.settings.batch_size])
+        clean = self.images.tensor(order[place * self.settings.batch_size :][: self.settings.batch_size])
+        if self.settings.flip:
+            flipped = torch.from_numpy(random.random(len(clean)) < 0.5)
+            clean[flipped] = clean[flipped].flip(-1)
+        return clean
 
     def save(self, path: Path) -> None:
         """Write weights, the optimiser's moments and the step, as one safetensors file."""

@@ -26,10 +26,11 @@ def new(unet: dict[str, Any], schedule: dict[str, Any], shape: tuple[int, int, i
     size = height if height == width else (height, width)
     fitted = unet | {"sample_size": size, "in_channels": channels, "out_channels": channels}
     try:
-        model = _assemble(UNet2DModel(**fitted), DDPMScheduler(**schedule), source)
+        network = UNet2DModel(**fitted)
+        model = _assemble(network, DDPMScheduler(**schedule), source)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"{source}: model.unet: no U-Net can be built from it: {error}") from error
-    halvings = len(model.network.config.block_out_channels) - 1
+    halvings = len(network.config.block_out_channels) - 1
     if height % 2**halvings or width % 2**halvings:
         raise UsageError(
             f"{source}: model.unet.block_out_channels: {halvings + 1} blocks halve the images {halvings} times, "
@@ -57,8 +58,10 @@ def load(source: str) -> DiffusionModel:
         reason = " ".join(str(error).split())
         raise UsageError(f"cannot load the model {source!r}: it is damaged ({reason[:300]})") from error
     # diffusers fills what is missing with random numbers.
-    if missing := [*found["missing_keys"], *found["mismatched_keys"]]:
-        raise UsageError(f"cannot load the model {source!r}: its weights do not fit its config.json ({missing[0]})")
+    if missing := sorted(found["missing_keys"]):
+        raise UsageError(
+            f"cannot load the model {source!r}: its weights lack {missing[0]}, which its config.json needs"
+        )
     return _assemble(unet, scheduler, source)
 
 
@@ -87,7 +90,7 @@ def _download(source: str) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=wanted))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{nowhere} (from the hub: {' '.join(str(error).split())[:200]})") from error
+        raise UsageError(f"{nowhere} (the hub: {str(error).splitlines()[0]})") from error
 
 
 def _find_parts(folder: Path, source: str) -> tuple[Path, Path]:

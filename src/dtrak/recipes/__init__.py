@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dtrak.errors import UsageError
 
@@ -92,6 +92,13 @@ class Recipe(Section):
     generation: Generation = Generation()
     attribution: Attribution = Attribution()
 
+    @model_validator(mode="after")
+    def _steps_fit_the_schedule(self) -> "Recipe":
+        steps, most = self.generation.steps, self.model.schedule.num_train_timesteps
+        if steps > most:
+            raise ValueError(f"generation.steps is {steps}, but model.schedule.num_train_timesteps only {most}")
+        return self
+
     def with_subset(self, path: str) -> "Recipe":
         return self.model_copy(update={"data": self.data.model_copy(update={"subset": path})})
 
@@ -131,6 +138,8 @@ def load_recipe(source: str) -> Recipe:
 
 def _described(problem: Any) -> str:
     """One of pydantic's errors: the field, what is wrong with it, and what it says."""
+    if problem["type"] == "value_error":  # one of ours, above
+        return str(problem["ctx"]["error"])
     field = ".".join(map(str, problem["loc"])) or "the recipe"
     says = "" if problem["type"] == "missing" else f" (it says {reprlib.repr(problem['input'])})"
     return f"{field}: {problem['msg']}{says}"

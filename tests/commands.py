@@ -1,0 +1,100 @@
+"""Run `dtrak` as its users do: every command is a process of its own, with its own output, signals and exit code.
+
+Most are forked from a server that has imported torch and diffusers already, which saves the eight seconds that this
+takes; `dtrak_fresh` starts from nothing, as a shell does.
+"""
+
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["dtrak.cli", "dtrak.pipeline", "sklearn.datasets"])
+
+LONGEST = 900  # seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line on standard error that a failed command leaves."""
+        assert self.err.count("\n") == 1, self.err
+        assert self.err.startswith("dtrak: "), self.err
+        return self.err.removeprefix("dtrak: ").rstrip("\n")
+
+
+def dtrak(*arguments: object, cwd: Path, largest_file: int | None = None) -> Outcome:
+    """Run a command to its end; no file that it writes can grow beyond `largest_file` bytes."""
+    with dtrak_started(*arguments, cwd=cwd, largest_file=largest_file) as command:
+        return command.outcome()
+
+
+@contextmanager
+def dtrak_started(*arguments: object, cwd: Path, largest_file: int | None = None) -> Iterator["Command"]:
+    """Start a command and leave it running."""
+    with tempfile.TemporaryDirectory() as streams:
+        process = processes.Process(
+            target=_become, args=([str(one) for one in arguments], str(cwd), streams, largest_file)
+        )
+        process.start()
+        try:
+            yield Command(process, Path(streams))
+        finally:
+            process.kill()
+            process.join()
+
+
+@dataclass(frozen=True)
+class Command:
+    process: multiprocessing.process.BaseProcess
+    streams: Path
+
+    def signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    @property
+    def runs(self) -> bool:
+        return self.process.is_alive()
+
+    def outcome(self) -> Outcome:
+        self.process.join(LONGEST)
+        assert self.process.exitcode is not None, "it does not end"
+        return Outcome(self.process.exitcode, *((self.streams / name).read_text() for name in ("out", "err")))
+
+
+def _become(arguments: list[str], cwd: str, streams: str, largest_file: int | None) -> None:
+    from dtrak.cli import main
+
+    for descriptor, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(Path(streams, name), os.O_WRONLY | os.O_CREAT), descriptor)
+    os.chdir(cwd)
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    sys.argv = ["dtrak", *arguments]
+    main()
+
+
+def dtrak_fresh(*arguments: object, cwd: Path, **environment: str) -> Outcome:
+    """Run the installed command, as a shell does, with nothing imported before."""
+    done = subprocess.run(
+        [Path(sys.executable).parent / "dtrak", *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)

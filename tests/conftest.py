@@ -1,0 +1,71 @@
+"""What the tests share: a tiny recipe, and a run that the command line made from it once."""
+
+import os
+
+# Threads that compute 8×8 images spend their time waiting for each other, all the more on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from commands import dtrak_fresh
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "summary": "a U-Net of 17,609 parameters on the embedded digits",
+    "data": {"train": "digits:train", "validation": "digits:validation"},
+    "model": {
+        "unet": {
+            "block_out_channels": [8, 8],
+            "layers_per_block": 1,
+            "down_block_types": ["DownBlock2D", "DownBlock2D"],
+            "up_block_types": ["UpBlock2D", "UpBlock2D"],
+            "norm_num_groups": 4,
+            "dropout": 0.1,
+        },
+    },
+    "training": {"epochs": 2, "batch_size": 250, "learning_rate": 1e-2},
+    "generation": {"count": 4, "steps": 5},
+    "attribution": {"timesteps": 1, "projection_dim": 64},
+}
+
+
+def tiny_recipe(path: Path, **changes: Any) -> Path:
+    """Write the tiny recipe with some of its fields changed: tiny_recipe(path, training={"epochs": 3})."""
+    content = {
+        key: {**value, **changes.get(key, {})} if isinstance(value, dict) else changes.get(key, value)
+        for key, value in TINY.items()
+    }
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that `dtrak run` made: model, checkpoints, four pictures, scores and report. Not to be changed.
+
+    What the command said is kept beside it, as `out` and `err`.
+    """
+    folder = tmp_path_factory.mktemp("finished")
+    outcome = dtrak_fresh("run", tiny_recipe(folder / "tiny.yaml"), "--out", "run", cwd=folder)
+    assert outcome.code == 0, outcome.err
+    (folder / "out").write_text(outcome.out)
+    (folder / "err").write_text(outcome.err)
+    return folder / "run"
+
+
+@pytest.fixture
+def own_run(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run that a test may change."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the tiny recipe, with changes, into the test's own folder."""
+    return lambda **changes: tiny_recipe(tmp_path / "recipe.yaml", **changes)
