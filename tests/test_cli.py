@@ -233,7 +233,7 @@ def test_without_a_terminal_progress_is_a_few_plain_lines(finished_run: Path) ->
     assert lines[1].startswith("generate: 4/4 pictures, ")
     assert len(lines) < 15
     assert all(line.isprintable() and line == line.rstrip() for line in lines)
-    assert all(re.match(r"(train|generate|queries)\S*: [\d,]+(/[\d,]+)? \w+", line) for line in lines), lines
+    assert all(re.match(r"(train|generate|features)( of \S+)?: [\d,]+(/[\d,]+)? \w+", line) for line in lines), lines
 
 
 def test_long_work_is_told_of_at_every_tenth_and_whenever_the_time_has_doubled(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak.errors import UsageError
-from dtrak.kernels import absolute_damping, decompose
+from dtrak.kernels import Damping, decompose
 from dtrak.methods.kernel import kernel_scores
 
 
@@ -80,17 +80,17 @@ def test_relative_damping_does_not_depend_on_the_features_scale() -> None:
     small, large = decompose(Rows(train)), decompose(Rows(100 * train))
     assert small.mean_eigenvalue == pytest.approx(np.trace(train @ train.T) / 15, rel=1e-5)
     np.testing.assert_allclose(
-        kernel_scores(small, queries, absolute_damping(0.1, small)),
-        kernel_scores(large, 100 * queries, absolute_damping("0.1", large)),
+        kernel_scores(small, queries, Damping.parse(0.1).absolute(small)),
+        kernel_scores(large, 100 * queries, Damping.parse("0.1").absolute(large)),
         rtol=1e-4,
     )
-    assert absolute_damping("absolute:5", large) == 5
+    assert Damping.parse("absolute:5").absolute(large) == 5
 
 
 @pytest.mark.parametrize("damping", ["-1", "0", "nan", "much", "absolute:", "absolute:-2"])
 def test_damping_that_makes_no_sense_is_named(damping: str) -> None:
     with pytest.raises(UsageError) as caught:
-        absolute_damping(damping, decompose(Rows(random_features(3, 2, 1)[0])))
+        Damping.parse(damping)
     assert repr(damping) in str(caught.value)
 
 

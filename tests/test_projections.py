@@ -1,4 +1,4 @@
-"""Inner products survive projection: no bias, the variance that theory promises, and nothing but seed and names counts."""
+"""Inner products survive projection: no bias, the variance that theory promises, fixed by seed and names."""
 
 import numpy as np
 import pytest
@@ -31,6 +31,7 @@ def project(projection: Projection, gradients: Tensor, sizes: dict[str, int] = S
 def test_projection_is_linear_and_additive(kind: str) -> None:
     projection = make_projection(kind, 64, SIZES, seed=0)
     g, h = torch.randn(2, 3, D, generator=torch.Generator().manual_seed(0))
+
     def check(found: Tensor, expected: Tensor) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 

@@ -19,7 +19,9 @@ def scores(method: str = "d-trak", factor: float = 1) -> Scores:
         "year": np.array([1900, 1901, 1902, 1903]),
         "note": np.array(["x", None, "z", 3], dtype=object),
     }
-    return Scores(VALUES * np.float32(factor), np.array([10, 11, 12, 13]), np.array(["a.png", "b.png"]), method, columns)
+    return Scores(
+        VALUES * np.float32(factor), np.array([10, 11, 12, 13]), np.array(["a.png", "b.png"]), method, columns
+    )
 
 
 def test_top_and_bottom_are_the_strongest_first_with_their_columns() -> None:
@@ -47,7 +49,9 @@ def test_credit_is_the_mean_share_of_positive_scores() -> None:
 def test_credit_adds_up_and_lies_in_its_interval(seed: int, queries: int, images: int, groups: int) -> None:
     random = np.random.default_rng(seed)
     values = random.normal(size=(queries, images)).astype(np.float32)
-    given_scores = Scores(values, np.arange(images), np.arange(queries), "trak", {"g": random.integers(groups, size=images)})
+    given_scores = Scores(
+        values, np.arange(images), np.arange(queries), "trak", {"g": random.integers(groups, size=images)}
+    )
     credit = given_scores.credit(by="g")
     with_credit = (values > 0).any(1).mean()
     assert sum(one.share for one in credit) == pytest.approx(with_credit)

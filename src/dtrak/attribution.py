@@ -6,13 +6,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, overload
 
-import torch
-
 from dtrak.data import Images, load_images
+from dtrak.devices import devices
 from dtrak.errors import UsageError
 from dtrak.features import FeatureStore
 from dtrak.featurizing import FeatureSettings, featurize
-from dtrak.kernels import absolute_damping, decompose
+from dtrak.kernels import Damping, decompose
 from dtrak.methods import Method, get_method
 from dtrak.models import DiffusionModel, load_model
 from dtrak.scores import Scores
@@ -53,11 +52,12 @@ def attribute(
     methods = [get_method(name) for name in names]
     objectives = [_objective(one, objective) for one in methods]
     feature_settings = FeatureSettings(**settings)
+    parsed_damping = Damping.parse(damping)
     model = load_model(model) if isinstance(model, str) else model
     train = load_images(train) if isinstance(train, str) else train
     queries = load_images(queries) if isinstance(queries, str) else queries
     model.check_fits(queries.shape, queries.source)
-    model.to(best_device() if device is None else device)
+    model.to(device or devices()[0])
 
     with TemporaryDirectory() if cache is None else nullcontext(cache) as folder:
         wanted = list(dict.fromkeys(objectives))
@@ -65,7 +65,7 @@ def attribute(
         query_name = f"queries-{queries.fingerprint[:8]}"
         query_features = featurize(model, queries, wanted, feature_settings, Path(folder), query_name)
         scores = {
-            one.name: _score(one, train_features[key], query_features[key], damping, train, queries)
+            one.name: _score(one, train_features[key], query_features[key], parsed_damping, train, queries)
             for one, key in zip(methods, objectives, strict=True)
         }
     return scores[names[0]] if isinstance(method, str) else scores
@@ -75,12 +75,12 @@ def _score(
     method: Method,
     train_features: FeatureStore,
     query_features: FeatureStore,
-    damping: float | str,
+    damping: Damping,
     train: Images,
     queries: Images,
 ) -> Scores:
     kernel = decompose(train_features)
-    values = method.score(kernel, query_features.numpy(), absolute_damping(damping, kernel))
+    values = method.score(kernel, query_features.numpy(), damping.absolute(kernel))
     return Scores(values, train.ids, queries.ids, method.name, train.columns)
 
 
@@ -90,10 +90,3 @@ def _objective(method: Method, asked: str | None) -> str:
     if not method.any_objective:
         raise UsageError(f"{method.name} is defined by the objective {method.objective!r}, not {asked!r}: use d-trak")
     return asked
-
-
-def best_device() -> str:
-    """The fastest device that is there."""
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -17,7 +17,7 @@ from dtrak import options
 from dtrak.errors import DtrakError, UsageError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-output = Console(highlight=False, soft_wrap=True)
+output = Console(highlight=False, soft_wrap=True, emoji=False)
 INTERRUPTED = 130  # what shells call a process that Ctrl-C has ended
 
 
@@ -48,7 +48,7 @@ def run(recipe: options.Recipe, out: options.NamedRun = None, device: options.De
 
     from dtrak.pipeline import run_all
 
-    tell("The report", run_all(out or Path("runs") / loaded.name, loaded, device or options.devices()[0]))
+    tell("The report", run_all(out or Path("runs") / loaded.name, loaded, chosen(device)))
 
 
 @app.command()
@@ -72,7 +72,7 @@ def train(
 
     from dtrak.training import train as train_model
 
-    train_model(started, device or options.devices()[0])
+    train_model(started, chosen(device))
     tell("The model", out / "model")
 
 
@@ -91,7 +91,7 @@ def generate(
 
     opened = Run.open(run_folder)
     recipe = opened.recipe.generation
-    model = opened.model().to(device or options.devices()[0])
+    model = opened.model().to(chosen(device))
 
     from dtrak.sampling import generate as generate_pictures
 
@@ -109,12 +109,18 @@ def attribute(
     train_source: options.Train = None,
     size: options.Size = None,
     timesteps: options.Timesteps = None,
+    draws: options.Draws = None,
+    noise: options.Noise = None,
     projection: options.Projection = None,
     projection_dim: options.ProjectionDim = None,
     damping: options.Damping = None,
     objective: options.Objective = None,
     parameters: options.Parameters = None,
     cache: options.Cache = None,
+    dtype: options.Dtype = None,
+    batch_size: options.BatchSize = None,
+    autocast: options.Autocast = False,
+    skip_bad: options.SkipBad = False,
     seed: options.Seed = None,
     device: options.Device = None,
 ) -> None:
@@ -128,12 +134,18 @@ def attribute(
     given: dict[str, Any] = {
         "method": method,
         "timesteps": timesteps,
+        "draws": draws,
+        "noise": noise,
         "projection": projection,
         "projection_dim": projection_dim,
         "damping": damping,
         "objective": objective,
         "parameters": parameters,
         "cache": cache,
+        "dtype": dtype,
+        "batch_size": batch_size,
+        "autocast": autocast or None,
+        "skip_bad": skip_bad or None,
         "seed": seed,
     }
     changes = {name: value for name, value in given.items() if value is not None}
@@ -166,7 +178,7 @@ def _attribute_run(
     from dtrak.pipeline import attribute_run
     from dtrak.scores import save_scores
 
-    scores = attribute_run(opened, opened.model(), source, changes, device or options.devices()[0])
+    scores = attribute_run(opened, opened.model(), source, changes, chosen(device))
     if out is not None:
         save_scores(out, scores)
     tell("The scores", out or run_folder / "scores.npz")
@@ -196,7 +208,7 @@ def _attribute_model(
 
     kept = changes.pop("cache", None)
     cache = kept or out.with_name(f"{out.name}.features")
-    where = device or options.devices()[0]
+    where = chosen(device)
     scores = attribute_images(
         load_model(model), train_images, query_images, methods, cache=cache, device=where, **changes
     )
@@ -253,15 +265,23 @@ def info() -> None:
     """Print versions, devices and cores, for a bug report."""
     import torch
 
+    from dtrak.devices import devices
     from dtrak.runs import versions
 
     table = Table("", "", box=None, show_header=False, pad_edge=False)
     for name, value in versions().items():
         table.add_row(name, value)
-    table.add_row("devices", ", ".join(options.devices()))
+    table.add_row("devices", ", ".join(devices()))
     table.add_row("cores", str(os.cpu_count()))
     table.add_row("threads", str(torch.get_num_threads()))
     output.print(table)
+
+
+def chosen(device: str | None) -> str:
+    """The device that was asked for, or the fastest there is."""
+    from dtrak.devices import devices
+
+    return device or devices()[0]
 
 
 def tell(what: str, path: Path) -> None:

@@ -86,10 +86,11 @@ def featurize(
         )
         passes, size = len(images) * len(features.timesteps), sum(one.manifest.bytes for one in incomplete.values())
         say(
-            f"{name}: {len(images):,} images × {len(features.timesteps)} copies = {passes:,} passes, "
-            f"{sum(sizes.values()):,} parameters → {projection.dim:,} numbers, {size / 1e6:,.1f} MB on disk"
+            f"features of {images.source}: {len(images):,} images × {len(features.timesteps)} copies = "
+            f"{passes:,} passes, {sum(sizes.values()):,} parameters → {projection.dim:,} numbers, "
+            f"{size / 1e6:,.1f} MB on disk"
         )
-        with progress_bar(name, len(images), "images") as advance:
+        with progress_bar("features", len(images), "images") as advance:
             fill(list(incomplete.values()), _compute(features, images, settings.skip_bad, advance), advance)
     _report_left_out(stores, images, settings.skip_bad)
     return stores

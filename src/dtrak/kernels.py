@@ -87,16 +87,26 @@ def decompose(features: Rows) -> Kernel:
     return Kernel(eigenvalues, vectors, train, features, primal)
 
 
-def absolute_damping(damping: float | str, kernel: Kernel) -> float:
-    """λ from what the user gave: a fraction of the mean eigenvalue of ΦΦᵀ (`0.1`), or `absolute:5`."""
-    text = str(damping)
-    absolute = text.startswith("absolute:")
-    try:
-        value = float(text.removeprefix("absolute:"))
-    except ValueError:
-        value = np.nan
-    if not (np.isfinite(value) and value > 0):
-        raise UsageError(
-            f"damping {text!r}: give a positive fraction of the mean eigenvalue such as 0.1, or absolute:5"
-        )
-    return value if absolute else value * kernel.mean_eigenvalue
+@dataclass(frozen=True)
+class Damping:
+    """λ, as a fraction of the mean eigenvalue of ΦΦᵀ so that no scale of the features matters, or as it is."""
+
+    value: float
+    relative: bool = True
+
+    @classmethod
+    def parse(cls, text: float | str) -> "Damping":
+        """From `0.1`, relative, or `absolute:5`."""
+        number = str(text).removeprefix("absolute:")
+        try:
+            value = float(number)
+        except ValueError:
+            value = np.nan
+        if not (np.isfinite(value) and value > 0):
+            raise UsageError(
+                f"damping {str(text)!r}: give a positive fraction of the mean eigenvalue such as 0.1, or absolute:5"
+            )
+        return cls(value, relative=number == str(text))
+
+    def absolute(self, kernel: Kernel) -> float:
+        return self.value * kernel.mean_eigenvalue if self.relative else self.value

@@ -20,16 +20,9 @@ def whole_number(least: int) -> Callable[[str], int]:
     return parse
 
 
-def devices() -> list[str]:
-    """Those that are there, the fastest first."""
-    import torch
-
-    cuda = ["cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    mps = ["mps"] if torch.backends.mps.is_available() else []
-    return [*(cuda if torch.cuda.is_available() else []), *mps, "cpu"]
-
-
 def _known_device(name: str | None) -> str | None:
+    from dtrak.devices import devices
+
     if name is not None:
         choose("device", name, devices())
     return name
@@ -97,6 +90,14 @@ Timesteps = Annotated[
     str | None,
     typer.Option(metavar="K", help="K evenly spaced ones, cumulative:K, or a list 0,100,200.", show_default="10"),
 ]
+Draws = Annotated[
+    int | None,
+    typer.Option(metavar="Z", parser=whole_number(1), help="Noises at each timestep.", show_default="1"),
+]
+Noise = Annotated[
+    str | None,
+    typer.Option(metavar="KIND", help="shared by all images, or per-image.", show_default="shared"),
+]
 Projection = Annotated[
     str | None,
     typer.Option(metavar="KIND", help="sketch, dense, dense-rademacher or identity.", show_default="sketch"),
@@ -128,4 +129,18 @@ Cache = Annotated[
 Seed = Annotated[
     int | None,
     typer.Option(metavar="SEED", parser=whole_number(0), help="Of the noise and the projection.", show_default="0"),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(metavar="KIND", help="Of features on disk: float32, float16, bfloat16.", show_default="float32"),
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", parser=whole_number(1), help="Images that share a pass.", show_default="by the model's size"
+    ),
+]
+Autocast = Annotated[bool, typer.Option("--autocast", help="Forward passes in bfloat16.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images whose gradient is not finite, instead of failing.")
 ]

@@ -10,6 +10,7 @@ from typing import Any
 from dtrak.attribution import attribute
 from dtrak.featurizing import FeatureSettings
 from dtrak.files import write_json
+from dtrak.kernels import Damping
 from dtrak.methods import split_methods
 from dtrak.models import DiffusionModel
 from dtrak.noise import stable_hash
@@ -40,7 +41,7 @@ def _check_attribution(recipe: Recipe) -> None:
     split_methods(settings.pop("method"))
     if (objective := settings.pop("objective")) is not None:
         get_objective(objective)
-    del settings["damping"]
+    Damping.parse(settings.pop("damping"))
     _settings_name(FeatureSettings(**settings), recipe.model.schedule.num_train_timesteps)
 
 
@@ -77,6 +78,7 @@ def attribute_run(
         device=device,
         **settings,
     )
+    made_by_path.unlink(missing_ok=True)  # so that the two never speak of different scores
     save_scores(scores_path, scores)
     write_json(made_by_path, made_by | {"seconds": round(time.monotonic() - started, 1)})
     return scores
@@ -85,4 +87,5 @@ def attribute_run(
 def _settings_name(settings: FeatureSettings, total: int) -> str:
     """A folder name of its own for every way to make features, however the T = `total` timesteps are chosen."""
     fields = asdict(settings) | {"timesteps": select_timesteps(settings.timesteps, total)}
+    del fields["batch_size"], fields["skip_bad"]  # features are the same
     return f"{settings.projection}-{settings.projection_dim}-{stable_hash(repr(fields)):016x}"

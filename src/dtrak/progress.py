@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 SECONDS_BETWEEN_LINES = 5.0  # at the least
 
-console = Console(stderr=True, highlight=False)
+console = Console(stderr=True, highlight=False, emoji=False)  # digits:train: is no tram
 
 
 @contextmanager

@@ -16,7 +16,8 @@ Floats = NDArray[np.float64]
 
 def predicted_losses(values: NDArray[np.float32], masks: NDArray[np.bool_]) -> Floats:
     """−Σ of the scores [Q, N] of each subset's images [M, N]: [M, Q]."""
-    return -(masks.astype(np.float64) @ values.T.astype(np.float64))
+    losses: Floats = -(masks.astype(np.float64) @ values.T.astype(np.float64))
+    return losses
 
 
 def spearman(a: Floats, b: Floats) -> Floats:

@@ -76,6 +76,8 @@ class Attribution(Section):
     method: str = "d-trak"
     objective: str | None = None
     timesteps: int | str = 10
+    draws: Positive = 1  # noises at each timestep
+    noise: Literal["shared", "per-image"] = "shared"  # the same for every image, or its own
     projection: str = "sketch"
     projection_dim: Positive = 4096
     damping: float | str = 0.1
