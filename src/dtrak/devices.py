@@ -1,6 +1,12 @@
-"""Where the computing is done."""
+"""Where the computing is done: which devices there are, and how many of a CPU's threads are worth having."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+
+# With less work than this, threads wait for each other longer than they save.
+ACTIVATION_BYTES_PER_THREAD = 32 << 20
 
 
 def devices() -> list[str]:
@@ -8,3 +14,14 @@ def devices() -> list[str]:
     cuda = ["cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     mps = ["mps"] if torch.backends.mps.is_available() else []
     return [*(cuda if torch.cuda.is_available() else []), *mps, "cpu"]
+
+
+@contextmanager
+def threads_for(pass_bytes: int) -> Iterator[None]:
+    """No more threads than a pass with so many bytes of activations can use; as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(before, pass_bytes // ACTIVATION_BYTES_PER_THREAD)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

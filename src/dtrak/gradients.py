@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dtrak.backward import Receiver, can_share_a_pass, gradient_of_each_image, gradient_of_the_batch
+from dtrak.devices import threads_for
 from dtrak.errors import DtrakError
 from dtrak.memory import activation_bytes, total_memory
 from dtrak.models import DiffusionModel
@@ -79,6 +80,7 @@ class Features:
         per_copy = activation_bytes(model, set(parameters))
         self.copies_at_once = max(1, int(MEMORY_SHARE * total_memory(model.device) / per_copy))
         self.batch_size = batch_size or self._choose_batch_size(per_copy)
+        self.pass_bytes = per_copy * min(self.copies_at_once, self.batch_size * len(self.timesteps))
 
     def _choose_batch_size(self, bytes_per_copy: int) -> int:
         fitting = SHARED_PASS_BYTES // (bytes_per_copy * len(self.timesteps))
@@ -89,9 +91,10 @@ class Features:
     def __call__(self, clean: Tensor, ids: Sequence[Id]) -> Tensor:
         """φ of the images `clean` [B, C, H, W], float32 [objectives, B, k] on the CPU."""
         out = torch.zeros(len(self.objectives), len(clean), self.projection.dim, device=self.model.device)
-        for start in range(0, len(clean), self.batch_size):
-            rows = slice(start, start + self.batch_size)
-            self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows])
+        with threads_for(self.pass_bytes):
+            for start in range(0, len(clean), self.batch_size):
+                rows = slice(start, start + self.batch_size)
+                self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows])
         return out.cpu()
 
     def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id]) -> None:

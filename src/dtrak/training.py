@@ -16,8 +16,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dtrak.data import Images
+from dtrak.devices import threads_for
 from dtrak.errors import DtrakError
 from dtrak.files import alone_in, clear_leftovers, write_bytes
+from dtrak.memory import activation_bytes
 from dtrak.models import DiffusionModel, ddpm
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
@@ -46,7 +48,9 @@ def _train(run: Run, device: str) -> None:
     trainer = Trainer(run.new_model().to(device), run.train_images, run.recipe.training)
     trainer.load(state)
     saved = time.monotonic()
-    with progress_bar("train", trainer.steps, "steps") as advance:
+    per_image = activation_bytes(trainer.model, set(trainer.model.parameters()))
+    pass_bytes = per_image * run.recipe.training.batch_size
+    with threads_for(pass_bytes), progress_bar("train", trainer.steps, "steps") as advance:
         advance(trainer.step)
         while trainer.step < trainer.steps:
             trainer.take_step()

@@ -24,7 +24,8 @@ def spearman(a: Floats, b: Floats) -> Floats:
     """Rank correlation over the first axis of [M, …] and [M, …], ties sharing their mean rank: […]."""
     a, b = (rankdata(values, axis=0) - (len(values) + 1) / 2 for values in (a, b))
     scale = np.sqrt((a**2).sum(0) * (b**2).sum(0))
-    return np.divide((a * b).sum(0), scale, out=np.zeros_like(scale), where=scale > 0)
+    correlation: Floats = np.divide((a * b).sum(0), scale, out=np.zeros_like(scale), where=scale > 0)
+    return correlation
 
 
 def lds(values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDArray[np.float32]) -> Floats:
