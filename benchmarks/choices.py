@@ -29,10 +29,10 @@ DAMPINGS = 10 ** np.arange(-4, 2.1, 0.5)  # of the mean eigenvalue
 DENSE = {"projection": "dense", "batch_size": 32}
 
 ROWS = {
+    "sketch, k = 4,096 (the default)": {"projection_dim": 4096},
     "no projection": {"projection": "identity"},
     "sketch, k = 512": {"projection_dim": 512},
     "dense, k = 512": DENSE | {"projection_dim": 512},
-    "sketch, k = 4,096": {"projection_dim": 4096},
     "dense, k = 4,096": DENSE | {"projection_dim": 4096},
     "sketch, k = 32,768": {"projection_dim": 32768},
     "K = 5, sketch, k = 4,096": {"timesteps": 5},
@@ -40,7 +40,6 @@ ROWS = {
     "only conv_out, no projection": {"parameters": "conv_out", "projection": "identity"},
     "only conv_out, no projection, K = 100": {"parameters": "conv_out", "projection": "identity", "timesteps": 100},
     "own noise for each image, sketch, k = 4,096": {"noise": "per-image"},
-    "autocast to bfloat16, sketch, k = 4,096": {"autocast": True},
 }
 
 

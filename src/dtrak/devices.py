@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 # With less work than this, threads wait for each other longer than they save.
-ACTIVATION_BYTES_PER_THREAD = 32 << 20
+ACTIVATION_BYTES_PER_THREAD = 24 << 20
 
 
 def devices() -> list[str]:
