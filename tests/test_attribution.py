@@ -87,6 +87,15 @@ def test_a_second_question_costs_only_its_queries(tmp_path: Path) -> None:
     np.testing.assert_array_equal(other.values, first.values[:1])
 
 
+def test_changed_weights_are_another_model(tmp_path: Path) -> None:
+    model = tiny.unet()
+    dtrak.attribute(model, TRAIN, QUERIES, timesteps=1, cache=tmp_path)
+    with torch.no_grad():
+        next(model.network.parameters()).mul_(2)
+    with pytest.raises(UsageError, match="made with model"):
+        dtrak.attribute(model, TRAIN, QUERIES, timesteps=1, cache=tmp_path)
+
+
 def test_another_objective_is_d_traks_to_choose() -> None:
     model = tiny.unet()
     square, average = (
@@ -139,13 +148,13 @@ def test_a_bad_image_is_named_or_left_out_and_reported(
     found = dtrak.attribute(model, TRAIN, dark, skip_bad=True, **arguments)
     reported = capsys.readouterr().err
     assert "Left out" in reported
-    assert f"square: {brightest}\n" in reported
+    assert f"square is zero or not finite for {brightest}\n" in reported
     assert (found.values[:, brightest] == 0).all()
     without = dtrak.attribute(
         model, dark, dark, timesteps="0,500", projection="identity", damping=0.1 * 11 / 12
     )  # the mean eigenvalue runs over 11 images instead of 12
     np.testing.assert_allclose(np.delete(found.values, brightest, 1), without.values, rtol=1e-3, atol=1e-6)
-    with pytest.raises(DtrakError, match=rf"no finite gradient of square: {brightest} \(--skip-bad"):
+    with pytest.raises(DtrakError, match=rf"gradient of square is zero or not finite for {brightest} \(--skip-bad"):
         dtrak.attribute(model, TRAIN, dark, **arguments)
 
 

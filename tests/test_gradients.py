@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 import tiny
 from dtrak import DiffusionModel
 from dtrak.backward import can_share_a_pass
-from dtrak.errors import DtrakError
+from dtrak.errors import DtrakError, UsageError
 from dtrak.gradients import Copies, Features
 from dtrak.noise import gaussian
 from dtrak.objectives import OBJECTIVES, get_objective
@@ -23,7 +23,11 @@ MODELS: dict[str, Callable[[], DiffusionModel]] = {
     "U-Net that predicts v": lambda: tiny.unet("v_prediction"),
     "other layers": tiny.mixed,
     "hidden use of a weight": tiny.hidden,
+    "a layer without a batch axis": tiny.unbatched,
 }
+
+
+DEFEAT_HOOKS = ("hidden use of a weight", "a layer without a batch axis")
 
 
 def features(model: DiffusionModel, objectives: list[str], copies: Copies = COPIES, **settings: object) -> Features:
@@ -59,8 +63,10 @@ def brute_force(model: DiffusionModel, objective: str, clean: Tensor, pattern: s
 @pytest.mark.parametrize("name", MODELS)
 def test_features_are_the_mean_gradient(name: str, batch_size: int | None) -> None:
     model, clean = MODELS[name](), tiny.clean_images(3)
-    if name == "hidden use of a weight" and batch_size not in (1, None):
-        pytest.skip("a batch size above 1 asks for hooks, which this network defeats; None finds out by itself")
+    if name in DEFEAT_HOOKS and batch_size not in (1, None):
+        with pytest.raises(UsageError, match=f"batch-size {batch_size}"):
+            features(model, ["square"], batch_size=batch_size)
+        return
     found = features(model, ["square", "simple"], batch_size=batch_size)(clean, [0, 1, 2])
     for row, objective in enumerate(["square", "simple"]):
         assert relative_error(found[row], brute_force(model, objective, clean)) < 1e-5
@@ -152,6 +158,7 @@ def test_sharing_a_pass_is_refused_where_hooks_would_miss_something() -> None:
     assert can_share_a_pass(tiny.unet(), set(tiny.unet().parameters()))
     assert can_share_a_pass(tiny.mixed(), set(tiny.mixed().parameters()))
     assert not can_share_a_pass(tiny.hidden(), set(tiny.hidden().parameters()))
+    assert not can_share_a_pass(tiny.unbatched(), set(tiny.unbatched().parameters()))
 
 
 def test_autocast_stays_close_to_float32() -> None:

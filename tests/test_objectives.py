@@ -55,7 +55,7 @@ def test_elbo_weights_are_the_papers() -> None:
     np.testing.assert_allclose(tiny.unet().elbo_weights(torch.from_numpy(t)), expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["squared", "interpolated(2)", "interpolated(x)", ""])
+@pytest.mark.parametrize("name", ["squared", "interpolated(2)", "interpolated(x)", "interpolated(0..5)", ""])
 def test_unknown_objective_is_named(name: str) -> None:
     with pytest.raises(UsageError, match="choose from simple, elbo") as caught:
         get_objective(name)

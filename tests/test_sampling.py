@@ -1,6 +1,7 @@
 """Drawing pictures: the same as diffusers' DDIM, one seed for each, and a folder that holds what was asked for last."""
 
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from dtrak.data import load_images
 from dtrak.errors import DtrakError, UsageError
 from dtrak.models import DiffusionModel, load_model
 from dtrak.noise import gaussian
-from dtrak.sampling import sample, to_pixels
+from dtrak.sampling import BATCH, sample, to_pixels
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +109,17 @@ def test_killed_again_and_again_it_goes_on_and_ends_with_the_same_pictures(own_r
         kept = now
         assert len(load_images(str(own_run / "generated"))) == 4, "what was there stays until the new ones are complete"
     assert kills == 3
-    written = {name: (unfinished / name).stat().st_mtime_ns for name in kept if name > "seed-00003.png"}
+    batches = [[f"seed-{seed:05d}.png" for seed in range(start, start + BATCH)] for start in range(0, 200, BATCH)]
+    whole = [name for batch in batches if kept.issuperset(batch) for name in batch]
+    written = {name: (unfinished / name).stat().st_mtime_ns for name in whole}
     assert dtrak(*asked, cwd=own_run).code == 0
     assert {name: (own_run / "generated" / name).stat().st_mtime_ns for name in written} == written
-    assert len(load_images(str(own_run / "generated"))) == 200
     assert not list(own_run.rglob(".*.tmp"))
-    for seed in range(4):
-        name = f"seed-{seed:05d}.png"
-        assert (own_run / "generated" / name).read_bytes() == (finished_run / "generated" / name).read_bytes()
+    uninterrupted = shutil.copytree(finished_run, own_run / "uninterrupted")
+    assert dtrak("generate", uninterrupted, "--count", 200, "--seed", 0, cwd=own_run).code == 0
+    pictures = {path.name: path.read_bytes() for path in (own_run / "generated").glob("*.png")}
+    assert len(pictures) == 200
+    assert pictures == {path.name: path.read_bytes() for path in (uninterrupted / "generated").glob("*.png")}
 
 
 def test_without_count_and_seed_the_recipe_decides(own_run: Path) -> None:

@@ -16,23 +16,24 @@ from dtrak.methods import Method, get_method
 from dtrak.models import DiffusionModel, load_model
 from dtrak.scores import Scores
 
-
-@overload
-def attribute(
-    model: DiffusionModel | str, train: Images | str, queries: Images | str, method: str = ..., **settings: Any
-) -> Scores: ...
+Model = DiffusionModel | str | Path  # a model, or what `load_model` takes
+Data = Images | str | Path  # images, or what `load_images` takes
 
 
 @overload
+def attribute(model: Model, train: Data, queries: Data, method: str = ..., **settings: Any) -> Scores: ...
+
+
+@overload
 def attribute(
-    model: DiffusionModel | str, train: Images | str, queries: Images | str, method: Sequence[str], **settings: Any
+    model: Model, train: Data, queries: Data, method: Sequence[str], **settings: Any
 ) -> dict[str, Scores]: ...
 
 
 def attribute(
-    model: DiffusionModel | str,
-    train: Images | str,
-    queries: Images | str,
+    model: Model,
+    train: Data,
+    queries: Data,
     method: str | Sequence[str] = "d-trak",
     *,
     damping: float | str = 0.1,
@@ -50,14 +51,15 @@ def attribute(
     """
     names = [method] if isinstance(method, str) else list(method)
     methods = [get_method(name) for name in names]
-    objectives = [_objective(one, objective) for one in methods]
+    objectives = [objective_of(one, objective) for one in methods]
     feature_settings = FeatureSettings(**settings)
     parsed_damping = Damping.parse(damping)
-    model = load_model(model) if isinstance(model, str) else model
-    train = load_images(train) if isinstance(train, str) else train
-    queries = load_images(queries) if isinstance(queries, str) else queries
+    if not isinstance(model, DiffusionModel):
+        model, device = load_model(str(model)), device or devices()[0]
+    train = train if isinstance(train, Images) else load_images(str(train))
+    queries = queries if isinstance(queries, Images) else load_images(str(queries))
     model.check_fits(queries.shape, queries.source)
-    model.to(device or devices()[0])
+    model.to(device or model.device)
 
     with TemporaryDirectory() if cache is None else nullcontext(cache) as folder:
         wanted = list(dict.fromkeys(objectives))
@@ -84,7 +86,8 @@ def _score(
     return Scores(values, train.ids, queries.ids, method.name, train.columns)
 
 
-def _objective(method: Method, asked: str | None) -> str:
+def objective_of(method: Method, asked: str | None) -> str:
+    """The objective of a method's features: its own, or the one asked for where the method has the choice."""
     if asked is None or asked == method.objective:
         return method.objective
     if not method.any_objective:

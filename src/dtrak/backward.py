@@ -69,8 +69,9 @@ def gradient_of_each_image(network: nn.Module, names: set[str], images: int, rec
 
             def on_gradient(g: Tensor) -> None:
                 for key, gradient in LAYERS[type(layer)](layer, a, g.float(), images).items():
-                    if f"{path}.{key}" in names:
-                        receive(f"{path}.{key}", gradient.reshape(images, -1))
+                    name = f"{path}.{key}" if path else key
+                    if name in names:
+                        receive(name, gradient.reshape(images, -1))
 
             output.register_hook(on_gradient)
 
@@ -83,32 +84,47 @@ def gradient_of_each_image(network: nn.Module, names: set[str], images: int, rec
 
 
 def can_share_a_pass(model: DiffusionModel, names: set[str]) -> bool:
-    """Whether hooks on the layers see all of the named parameters' gradients, tried on one copy of one image.
+    """Whether hooks on the layers give each image its own gradient, tried on two copies of each of two images.
 
-    They do not where a layer's type is unknown, or where a network uses a parameter outside of its layer's call.
+    They do not where a layer's type is unknown, where a network uses a parameter outside of its layer's call, or where
+    a layer's input has no batch axis.
     """
     if not supported(model.network, names):
         return False
-    image = gaussian((1, *model.shape), 0).to(model.device)
-    timestep = torch.full((1,), model.timesteps // 2, device=model.device)
-    caught: list[dict[str, Tensor]] = [{}, {}]
-
-    def receiver(gradients: dict[str, Tensor]) -> Receiver:
-        def receive(name: str, gradient: Tensor) -> None:
-            gradients[name] = gradients.get(name, 0) + gradient
-
-        return receive
-
-    with gradient_of_the_batch(model.network, names, receiver(caught[0])):
-        model.predict_noise(image, timestep).square().mean().backward()
-    with gradient_of_each_image(model.network, names, 1, receiver(caught[1])):
-        model.predict_noise(image, timestep).square().mean().backward()
-    expected, found = caught
+    noisy = gaussian((4, *model.shape), 0).to(model.device)
+    timesteps = torch.arange(4, device=model.device) * (model.timesteps // 4)
+    expected = [_collected(model, noisy[part], timesteps[part], names, images=1) for part in (slice(2), slice(2, 4))]
+    try:
+        found = _collected(model, noisy, timesteps, names, images=2)
+    except (RuntimeError, ValueError, IndexError):
+        return False
     # Some gradients are zero but for rounding, as those of a bias before a softmax.
-    rounding = 1e-5 * torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-    return expected.keys() == found.keys() and all(
-        (found[name] - expected[name]).norm() <= TOLERANCE * expected[name].norm() + rounding for name in expected
+    rounding = 1e-5 * torch.stack([gradient.norm() for one in expected for gradient in one.values()]).norm()
+    return all(one.keys() == found.keys() for one in expected) and all(
+        (found[name][image] - one[name][0]).norm() <= TOLERANCE * one[name].norm() + rounding
+        for image, one in enumerate(expected)
+        for name in one
     )
+
+
+def _collected(
+    model: DiffusionModel, noisy: Tensor, timesteps: Tensor, names: set[str], images: int
+) -> dict[str, Tensor]:
+    """The gradients of the summed square of the output, each [images, n]; of one image in the ordinary way."""
+    gradients: dict[str, Tensor] = {}
+
+    def receive(name: str, gradient: Tensor) -> None:
+        gradients[name] = gradients.get(name, 0) + gradient
+
+    network = model.network
+    way = (
+        gradient_of_the_batch(network, names, receive)
+        if images == 1
+        else gradient_of_each_image(network, names, images, receive)
+    )
+    with way:
+        model.predict_noise(noisy, timesteps).square().sum().backward()
+    return gradients
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The store: features [N, k] on disk, in shards that are each there whole or not at all.
 
 A folder holds `manifest.json`, which says by fingerprint what the features were made from, and one safetensors file for
-every few hundred rows, with its checksum. A shard is computed by whoever holds its lock; a lock dies with its process.
+every few dozen rows, with its checksum. A shard is computed by whoever holds its lock; a lock dies with its process.
 So a killed run goes on where it stopped, several processes can fill one store, and no one reads a half-written file.
 """
 
@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dtrak.errors import DtrakError, UsageError
-from dtrak.files import make_folder, write_bytes, write_json
+from dtrak.files import make_folder, write_bytes, write_once
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SHARD_ROWS = 32  # what a kill can cost, at the most
@@ -67,7 +67,7 @@ class FeatureStore:
         """Open the store for these settings, making it if there is none; refuse one made with others."""
         path = folder / "manifest.json"
         if not path.exists():
-            write_json(path, asdict(manifest))
+            write_once(path, json.dumps(asdict(manifest), indent=2) + "\n")
         found = cls.open(folder).manifest
         for field, wanted in asdict(manifest).items():
             there = getattr(found, field)
@@ -201,9 +201,10 @@ def fill(
 
 
 def _check_space(stores: Sequence[FeatureStore]) -> None:
+    needed, free = 0, shutil.disk_usage(stores[0].folder).free
     for store in stores:
         written = sum(path.stat().st_size for path in store.folder.glob("shard-*.safetensors"))
-        needed, free = store.manifest.bytes - written, shutil.disk_usage(store.folder).free
+        needed += store.manifest.bytes - written
         if needed > free:
             raise DtrakError(f"{store.folder} needs {needed / 1e6:,.0f} MB more, but its disk has {free / 1e6:,.0f} MB")
 

@@ -152,7 +152,7 @@ def _report_left_out(stores: dict[str, FeatureStore], images: Images, skip_bad: 
         ids = ", ".join(str(images.ids[row]) for row in store.left_out())
         if not ids:
             continue
-        message = f"of {images.source}, these images have no finite gradient of {objective}: {ids}"
+        message = f"of {images.source}, the gradient of {objective} is zero or not finite for {ids}"
         if not skip_bad:
             raise DtrakError(f"{message} (--skip-bad leaves them out)")
         say(f"Left out: {message}")

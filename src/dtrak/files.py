@@ -74,6 +74,20 @@ def write_bytes(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def write_once(path: Path, text: str) -> None:
+    """Write a file whole unless there is one already: of several processes, the first has its way."""
+    make_folder(path.parent)
+    temporary = temporary_name(path)
+    with naming_the_path(path):
+        try:
+            temporary.write_text(text)
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dtrak.backward import Receiver, can_share_a_pass, gradient_of_each_image, gradient_of_the_batch
-from dtrak.devices import threads_for
-from dtrak.errors import DtrakError
+from dtrak.devices import reproducible, threads_for
+from dtrak.errors import DtrakError, UsageError
 from dtrak.memory import activation_bytes, total_memory
 from dtrak.models import DiffusionModel
 from dtrak.noise import gaussian
@@ -26,7 +26,7 @@ from dtrak.projections import Projection
 Id = str | int
 
 # Images share a pass until their activations fill this much: by then its overhead has vanished beside its work.
-SHARED_PASS_BYTES = 256 << 20
+SHARED_PASS_BYTES = 160 << 20
 MOST_SHARED_IMAGES = 32
 # The copies of one image are split into several passes when their activations exceed this part of all memory.
 MEMORY_SHARE = 1 / 4
@@ -77,21 +77,25 @@ class Features:
         self.autocast = autocast
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
         self._shared_noise = copies.noises(model.shape, None) if copies.noise == "shared" else None
-        per_copy = activation_bytes(model, set(parameters))
+        per_copy = activation_bytes(model)
         self.copies_at_once = max(1, int(MEMORY_SHARE * total_memory(model.device) / per_copy))
-        self.batch_size = batch_size or self._choose_batch_size(per_copy)
+        self.batch_size = self._choose_batch_size(per_copy, batch_size)
         self.pass_bytes = per_copy * min(self.copies_at_once, self.batch_size * len(self.timesteps))
 
-    def _choose_batch_size(self, bytes_per_copy: int) -> int:
-        fitting = SHARED_PASS_BYTES // (bytes_per_copy * len(self.timesteps))
-        if fitting < 2 or not can_share_a_pass(self.model, set(self.parameters)):
-            return 1
-        return min(fitting, MOST_SHARED_IMAGES)
+    def _choose_batch_size(self, bytes_per_copy: int, asked: int | None) -> int:
+        largest = 4 * max(value.numel() for value in self.parameters.values())
+        fitting = SHARED_PASS_BYTES // (bytes_per_copy * len(self.timesteps) + largest)
+        wanted = asked or min(fitting, MOST_SHARED_IMAGES)
+        if wanted < 2 or can_share_a_pass(self.model, set(self.parameters)):
+            return max(1, wanted)
+        if asked:
+            raise UsageError(f"batch-size {asked}: the images of this network cannot share a pass; only 1 will do")
+        return 1
 
     def __call__(self, clean: Tensor, ids: Sequence[Id]) -> Tensor:
         """φ of the images `clean` [B, C, H, W], float32 [objectives, B, k] on the CPU."""
         out = torch.zeros(len(self.objectives), len(clean), self.projection.dim, device=self.model.device)
-        with threads_for(self.pass_bytes):
+        with threads_for(self.pass_bytes), reproducible():
             for start in range(0, len(clean), self.batch_size):
                 rows = slice(start, start + self.batch_size)
                 self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows])

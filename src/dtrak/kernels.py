@@ -16,7 +16,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrak.errors import UsageError
+from dtrak.errors import DtrakError, UsageError
 
 Array = NDArray[np.float64]
 
@@ -109,4 +109,6 @@ class Damping:
         return cls(value, relative=number == str(text))
 
     def absolute(self, kernel: Kernel) -> float:
+        if not kernel.mean_eigenvalue:
+            raise DtrakError("every training feature is zero: these parameters do not answer to the objective")
         return self.value * kernel.mean_eigenvalue if self.relative else self.value

@@ -1,6 +1,7 @@
 """How much memory there is, and how much a noised copy of an image takes on its way through a model."""
 
 import os
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -8,16 +9,20 @@ from torch import Tensor
 from dtrak.backward import gradient_of_the_batch
 from dtrak.models import DiffusionModel
 
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of the device; of the machine for a CPU."""
+    """Bytes of the device; for a CPU those of the machine, or as many of them as its container may use."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.exists() else "max"
+    return machine if limit == "max" else min(machine, int(limit))
 
 
-def activation_bytes(model: DiffusionModel, names: set[str]) -> int:
-    """What autograd keeps of one copy between the forward and the backward pass for these parameters."""
+def activation_bytes(model: DiffusionModel) -> int:
+    """What autograd keeps of one copy between the forward and the backward pass for all parameters."""
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -28,7 +33,7 @@ def activation_bytes(model: DiffusionModel, names: set[str]) -> int:
     image = torch.zeros(1, *model.shape, device=model.device)
     timestep = torch.zeros(1, dtype=torch.long, device=model.device)
     with (
-        gradient_of_the_batch(model.network, names, lambda name, gradient: None),
+        gradient_of_the_batch(model.network, set(model.parameters()), lambda name, gradient: None),
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
         answer = model.predict_noise(image, timestep)

@@ -63,7 +63,7 @@ def get_objective(name: str) -> Objective:
     """An objective by its name; `interpolated(0.3)` gives the one between `simple` and `square` with η = 0.3."""
     if name in OBJECTIVES:
         return OBJECTIVES[name]
-    if match := re.fullmatch(r"interpolated\(([0-9.]+)\)", name):
+    if match := re.fullmatch(r"interpolated\((\d+|\d*\.\d+)\)", name):
         eta = float(match[1])
         if 0 <= eta <= 1:
             return partial(interpolated, eta=eta)

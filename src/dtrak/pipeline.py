@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dtrak.attribution import attribute
+from dtrak.attribution import attribute, objective_of
 from dtrak.featurizing import FeatureSettings
 from dtrak.files import write_json
 from dtrak.kernels import Damping
-from dtrak.methods import split_methods
+from dtrak.methods import get_method, split_methods
 from dtrak.models import DiffusionModel
 from dtrak.noise import stable_hash
 from dtrak.objectives import get_objective
@@ -38,9 +38,9 @@ def run_all(folder: Path, recipe: Recipe, device: str) -> Path:
 def _check_attribution(recipe: Recipe) -> None:
     """Find what is wrong with the last step before the first one takes its time."""
     settings = recipe.attribution.model_dump()
-    split_methods(settings.pop("method"))
-    if (objective := settings.pop("objective")) is not None:
-        get_objective(objective)
+    objective = settings.pop("objective")
+    for method in split_methods(settings.pop("method")):
+        get_objective(objective_of(get_method(method), objective))
     Damping.parse(settings.pop("damping"))
     _settings_name(FeatureSettings(**settings), recipe.model.schedule.num_train_timesteps)
 
@@ -60,7 +60,13 @@ def attribute_run(
     if cache is None:
         cache = run.folder / "features" / _settings_name(FeatureSettings(**settings), model.timesteps)
     train_images, query_images = run.train_images, run.query_images(queries)
-    made_by = {"queries": queries, "method": methods, "damping": damping, "objective": objective, **settings}
+    made_by = {
+        "queries": run.portable(queries),
+        "method": methods,
+        "damping": damping,
+        "objective": objective,
+        **settings,
+    }
     made_by |= {"fingerprints": [model.fingerprint, train_images.fingerprint, query_images.fingerprint]}
     scores_path, made_by_path = run.folder / "scores.npz", run.folder / "attribution.json"
     earlier = json.loads(made_by_path.read_text()) if scores_path.exists() and made_by_path.exists() else {}

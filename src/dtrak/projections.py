@@ -64,6 +64,7 @@ def add_rows_by_index(out: Tensor, values: Tensor, starts: list[int], rows_at_on
     images, dim = out.shape
     rows = F.pad(values, (0, len(starts) * dim - values.shape[1])).view(images, len(starts), dim)
     places = torch.arange(dim, device=out.device)
+    rows_at_once = max(1, rows_at_once // images)
     for part in range(0, len(starts), rows_at_once):
         first = torch.tensor(starts[part : part + rows_at_once], device=out.device)
         index = (places - first[:, None]) % dim  # [rows, k]: which entry of its row a bucket gets

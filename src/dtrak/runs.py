@@ -86,6 +86,17 @@ class Run:
         size = height if height == width else data.size
         return load_images(source, crop=data.crop, size=size, channels=channels)
 
+    def portable(self, source: str) -> str:
+        """What names these images from anywhere: a path inside the run relative to it, another path in full."""
+        if not Path(source).exists():
+            return source
+        path, home = Path(source).resolve(), self.folder.resolve()
+        return str(path.relative_to(home) if path.is_relative_to(home) else path)
+
+    def located(self, portable: str) -> str:
+        """What `load_images` takes, from what `portable` gave."""
+        return str(self.folder / portable) if (self.folder / portable).exists() else portable
+
     @property
     def is_trained(self) -> bool:
         return (self.folder / "model").exists()

@@ -83,12 +83,15 @@ def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int)
 
 
 def _draw_missing(model: DiffusionModel, seeds: dict[str, int], steps: int, folder: Path) -> None:
-    """Draw those of the pictures `seeds`, by file name, that are not in the folder yet."""
-    missing = [name for name in seeds if not (folder / name).exists()]
+    """Draw those of the pictures `seeds`, by file name, that are not in the folder yet.
+
+    A batch that lacks one is drawn whole: in other company a picture would differ by rounding.
+    """
+    batches = [list(seeds)[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
+    missing = [batch for batch in batches if not all((folder / name).exists() for name in batch)]
     with progress_bar("generate", len(seeds), "pictures") as advance:
-        advance(len(seeds) - len(missing))
-        for start in range(0, len(missing), BATCH):
-            batch = missing[start : start + BATCH]
+        advance(len(seeds) - sum(map(len, missing)))
+        for batch in missing:
             pixels = to_pixels(sample(model, [seeds[name] for name in batch], steps).pictures).numpy()
             for name, picture in zip(batch, pixels, strict=True):
                 write_bytes(folder / name, png(picture))

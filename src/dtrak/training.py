@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dtrak.data import Images
-from dtrak.devices import threads_for
+from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError
 from dtrak.files import alone_in, clear_leftovers, write_bytes
 from dtrak.memory import activation_bytes
@@ -34,8 +34,9 @@ def train(run: Run, device: str) -> DiffusionModel:
     """Train the run's model, or take up where an earlier call was stopped; writes model/ and checkpoints/."""
     if not run.is_trained:
         with alone_in(run.folder):
-            _train(run, device)
-    (run.folder / STATE).unlink(missing_ok=True)
+            if not run.is_trained:  # by whoever was in here before
+                _train(run, device)
+            (run.folder / STATE).unlink(missing_ok=True)
     return run.model().to(device)
 
 
@@ -48,9 +49,9 @@ def _train(run: Run, device: str) -> None:
     trainer = Trainer(run.new_model().to(device), run.train_images, run.recipe.training)
     trainer.load(state)
     saved = time.monotonic()
-    per_image = activation_bytes(trainer.model, set(trainer.model.parameters()))
+    per_image = activation_bytes(trainer.model)
     pass_bytes = per_image * run.recipe.training.batch_size
-    with threads_for(pass_bytes), progress_bar("train", trainer.steps, "steps") as advance:
+    with reproducible(), threads_for(pass_bytes), progress_bar("train", trainer.steps, "steps") as advance:
         advance(trainer.step)
         while trainer.step < trainer.steps:
             trainer.take_step()

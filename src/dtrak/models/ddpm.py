@@ -17,6 +17,8 @@ WEIGHTS = "diffusion_pytorch_model*.safetensors"
 # Where a folder has its network and its schedule; the oldest models on the hub have both at the top.
 LAYOUTS = (("unet", "scheduler"), (".", "."))
 
+DROPOUT = 0.1  # the paper's, unless a recipe says otherwise
+
 
 def new(unet: dict[str, Any], schedule: dict[str, Any], shape: tuple[int, int, int], source: str) -> DiffusionModel:
     """A model for images of `shape` (C, H, W) with random weights, drawn from torch's global generator."""
@@ -24,7 +26,7 @@ def new(unet: dict[str, Any], schedule: dict[str, Any], shape: tuple[int, int, i
         raise UsageError(f"{source}: model.unet.{min(unknown)}: diffusers' UNet2DModel has no such setting")
     channels, height, width = shape
     size = height if height == width else (height, width)
-    fitted = unet | {"sample_size": size, "in_channels": channels, "out_channels": channels}
+    fitted = {"dropout": DROPOUT} | unet | {"sample_size": size, "in_channels": channels, "out_channels": channels}
     try:
         network = UNet2DModel(**fitted)
         model = _assemble(network, DDPMScheduler(**schedule), source)

@@ -7,9 +7,9 @@ Everything after this file sees ε_θ only. Any `nn.Module` that maps (x_t, t) t
 """
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler
@@ -105,10 +105,13 @@ class DiffusionModel:
             raise UsageError(f"no parameter's name matches {pattern!r}: the model has {', '.join(parts)}")
         return chosen
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with any weight, name or setting of the schedule."""
+        """16 hexadecimal digits that change with any weight, layer or setting of the network and the schedule."""
         digest = hashlib.blake2b(digest_size=8)
+        config = {key: value for key, value in getattr(self.network, "config", {}).items() if key[0] != "_"}
+        digest.update(repr(self.network).encode())
+        digest.update(json.dumps([config, self.shape], sort_keys=True, default=str).encode())
         digest.update(self.scheduler.config.prediction_type.encode())
         digest.update(self.scheduler.alphas_cumprod.numpy().tobytes())
         for name, value in self.network.state_dict().items():

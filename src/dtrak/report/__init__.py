@@ -80,7 +80,7 @@ def write_report(run: Run) -> Path:
         raise UsageError(f"{run.folder} has no scores yet: `dtrak attribute {run.folder}` makes them")
     settings, scores = json.loads(made_by.read_text()), load_scores(path)
     one = next(iter(scores.values()))  # they are all of the same images
-    pictures = run.query_images(settings["queries"])
+    pictures = run.query_images(run.located(settings["queries"]))
     queries = _queries(scores, pictures.select(pictures.positions(one.query_ids, str(path))))
     train = run.train_images.select(run.train_images.positions(one.train_ids, str(path)))
 
@@ -166,7 +166,10 @@ def _facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, s
         "Method": ", ".join(settings["method"]),
         "Objective": settings["objective"] or "the method’s own",
         "Timesteps": f"{len(select_timesteps(settings['timesteps'], total)):,} of {total:,}",
-        "Projection": f"{settings['projection']} to {settings['projection_dim']:,} dimensions",
+        "Parameters": settings.get("parameters") or "all",
+        "Projection": "none"
+        if settings["projection"] == "identity"
+        else f"{settings['projection']} to {settings['projection_dim']:,} dimensions",
         "Damping": str(settings["damping"]),
         "Seed": str(settings["seed"]),
         "Time for the scores": _duration(settings["seconds"]),
