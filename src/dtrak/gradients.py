@@ -26,7 +26,7 @@ from dtrak.projections import Projection
 Id = str | int
 
 # Images share a pass until their activations fill this much: by then its overhead has vanished beside its work.
-SHARED_PASS_BYTES = 160 << 20
+SHARED_PASS_BYTES = 256 << 20
 MOST_SHARED_IMAGES = 32
 # The copies of one image are split into several passes when their activations exceed this part of all memory.
 MEMORY_SHARE = 1 / 4
