@@ -121,7 +121,11 @@ class FeatureStore:
 
     def left_out(self) -> list[int]:
         """The rows of images that have no feature: zeros, which add nothing to a kernel and score nothing."""
-        return [rows.start + int(row) for rows, block in self.blocks() for row in (~block.any(1)).nonzero()]
+        return [
+            rows.start + int(row)
+            for index, rows in enumerate(self.shards)
+            for row in (~self._read_whole(index).any(1)).nonzero()
+        ]
 
     def write(self, index: int, features: Tensor) -> None:
         """Write one shard, float32 [b, k], in the store's dtype."""
