@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, overload
 
+from dtrak.damping import Damping
 from dtrak.data import Images, load_images
 from dtrak.devices import devices
 from dtrak.errors import UsageError
-from dtrak.features import FeatureStore
-from dtrak.featurizing import FeatureSettings, featurize
-from dtrak.kernels import Damping, decompose
-from dtrak.methods import Method, get_method
+from dtrak.evidence import Evidence, Resources
+from dtrak.featurizing import FeatureSettings
+from dtrak.methods import ALL, Method, chosen_methods, objective_of
 from dtrak.models import DiffusionModel, load_model
+from dtrak.objectives import get_objective
 from dtrak.scores import Scores
 
 Model = DiffusionModel | str | Path  # a model, or what `load_model` takes
@@ -36,8 +38,7 @@ def attribute(
     queries: Data,
     method: str | Sequence[str] = "d-trak",
     *,
-    damping: float | str = 0.1,
-    objective: str | None = None,
+    damping: float | str = "auto",
     cache: str | Path | None = None,
     device: str | None = None,
     **settings: Any,
@@ -45,51 +46,62 @@ def attribute(
     """Score every training image for every query.
 
     `method` is a name from `dtrak.methods`, or several, which share what they can; then the answer is a dictionary by
-    name. `damping` is a fraction of the mean eigenvalue of ΦΦᵀ, or "absolute:λ". `objective` replaces D-TRAK's
-    L_Square. `cache` is a folder that keeps the features: the next question about the same training images costs only
-    its queries. `settings` are those of `FeatureSettings`: timesteps, projection_dim, projection, parameters, seed, ….
+    name. ["all"] stands for every method whose needs are met. `damping` is "auto", a fraction of the mean eigenvalue of
+    ΦΦᵀ, or "absolute:λ". `cache` is a folder that keeps the features: the next question about the same training images
+    costs only its queries. `settings` are `objective`, which replaces D-TRAK's L_Square, and the fields of
+    `FeatureSettings` (timesteps, projection_dim, parameters, seed, …) and of `Resources` (checkpoints, retrained,
+    encoder, …), for the methods that need them.
     """
     names = [method] if isinstance(method, str) else list(method)
-    methods = [get_method(name) for name in names]
-    objectives = [objective_of(one, objective) for one in methods]
-    feature_settings = FeatureSettings(**settings)
     parsed_damping = Damping.parse(damping)
+    with TemporaryDirectory() if cache is None else nullcontext(cache) as folder:
+        evidence = gather(model, train, queries, names, Path(folder), device=device, **settings)
+        scores = {one.name: score(evidence, one, parsed_damping) for one in evidence.methods}
+    return scores[names[0]] if isinstance(method, str) else scores
+
+
+def gather(
+    model: Model,
+    train: Data,
+    queries: Data,
+    methods: Sequence[str],
+    cache: Path,
+    *,
+    objective: str | None = None,
+    device: str | None = None,
+    **settings: Any,
+) -> Evidence:
+    """Check the question and lay out what its methods will score from; the work comes with the first score."""
+    chosen = chosen_methods(methods)
+    check_objective(chosen, objective)
+    of_resources = {field.name for field in fields(Resources)}
+    resources = Resources(**{name: value for name, value in settings.items() if name in of_resources})
+    of_features = FeatureSettings(**{name: value for name, value in settings.items() if name not in of_resources})
     if not isinstance(model, DiffusionModel):
         model, device = load_model(str(model)), device or devices()[0]
     train = train if isinstance(train, Images) else load_images(str(train))
     queries = queries if isinstance(queries, Images) else load_images(str(queries))
     model.check_fits(queries.shape, queries.source)
     model.to(device or model.device)
-
-    with TemporaryDirectory() if cache is None else nullcontext(cache) as folder:
-        wanted = list(dict.fromkeys(objectives))
-        train_features = featurize(model, train, wanted, feature_settings, Path(folder), "train")
-        query_name = f"queries-{queries.fingerprint[:8]}"
-        query_features = featurize(model, queries, wanted, feature_settings, Path(folder), query_name)
-        scores = {
-            one.name: _score(one, train_features[key], query_features[key], parsed_damping, train, queries)
-            for one, key in zip(methods, objectives, strict=True)
-        }
-    return scores[names[0]] if isinstance(method, str) else scores
+    evidence = Evidence(model, train, queries, chosen, objective, of_features, resources, cache)
+    if list(methods) == [ALL]:
+        return evidence.of_what_there_is()
+    for one in chosen:
+        evidence.check(one)
+    return evidence
 
 
-def _score(
-    method: Method,
-    train_features: FeatureStore,
-    query_features: FeatureStore,
-    damping: Damping,
-    train: Images,
-    queries: Images,
-) -> Scores:
-    kernel = decompose(train_features)
-    values = method.score(kernel, query_features.numpy(), damping.absolute(kernel))
-    return Scores(values, train.ids, queries.ids, method.name, train.columns)
+def check_objective(methods: Sequence[Method], asked: str | None) -> None:
+    """Refuse an objective that does not exist or that none of the methods can take."""
+    if asked is None:
+        return
+    get_objective(asked)
+    if all(objective_of(one, asked) != asked for one in methods):
+        first = methods[0]
+        raise UsageError(f"{first.name} does not take the objective {asked!r}: d-trak does")
 
 
-def objective_of(method: Method, asked: str | None) -> str:
-    """The objective of a method's features: its own, or the one asked for where the method has the choice."""
-    if asked is None or asked == method.objective:
-        return method.objective
-    if not method.any_objective:
-        raise UsageError(f"{method.name} is defined by the objective {method.objective!r}, not {asked!r}: use d-trak")
-    return asked
+def score(evidence: Evidence, method: Method, damping: Damping) -> Scores:
+    return Scores(
+        evidence.scores(method, damping), evidence.train.ids, evidence.queries.ids, method.name, evidence.train.columns
+    )

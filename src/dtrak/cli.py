@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from dtrak import options
+from dtrak import cli_evaluate, options
 from dtrak.errors import DtrakError, UsageError
+from dtrak.printing import output, tell
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-output = Console(highlight=False, soft_wrap=True, emoji=False)
+app.add_typer(cli_evaluate.app, name="evaluate")
 INTERRUPTED = 130  # what shells call a process that Ctrl-C has ended
 
 
@@ -48,7 +48,7 @@ def run(recipe: options.Recipe, out: options.NamedRun = None, device: options.De
 
     from dtrak.pipeline import run_all
 
-    tell("The report", run_all(out or Path("runs") / loaded.name, loaded, chosen(device)))
+    tell("The report", run_all(out or Path("runs") / loaded.name, loaded, options.chosen_device(device)))
 
 
 @app.command()
@@ -72,7 +72,7 @@ def train(
 
     from dtrak.training import train as train_model
 
-    train_model(started, chosen(device))
+    train_model(started, options.chosen_device(device))
     tell("The model", out / "model")
 
 
@@ -91,7 +91,7 @@ def generate(
 
     opened = Run.open(run_folder)
     recipe = opened.recipe.generation
-    model = opened.model().to(chosen(device))
+    model = opened.model().to(options.chosen_device(device))
 
     from dtrak.sampling import generate as generate_pictures
 
@@ -100,7 +100,9 @@ def generate(
 
 
 @app.command()
+@options.with_scoring
 def attribute(
+    settings: dict[str, Any],
     run_folder: options.RunOrNone = None,
     queries: options.Queries = None,
     method: options.Method = None,
@@ -108,20 +110,7 @@ def attribute(
     model: options.Model = None,
     train_source: options.Train = None,
     size: options.Size = None,
-    timesteps: options.Timesteps = None,
-    draws: options.Draws = None,
-    noise: options.Noise = None,
-    projection: options.Projection = None,
-    projection_dim: options.ProjectionDim = None,
     damping: options.Damping = None,
-    objective: options.Objective = None,
-    parameters: options.Parameters = None,
-    cache: options.Cache = None,
-    dtype: options.Dtype = None,
-    batch_size: options.BatchSize = None,
-    autocast: options.Autocast = False,
-    skip_bad: options.SkipBad = False,
-    seed: options.Seed = None,
     device: options.Device = None,
 ) -> None:
     """Score every training image for every picture asked about.
@@ -131,24 +120,8 @@ def attribute(
 
     IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
     """
-    given: dict[str, Any] = {
-        "method": method,
-        "timesteps": timesteps,
-        "draws": draws,
-        "noise": noise,
-        "projection": projection,
-        "projection_dim": projection_dim,
-        "damping": damping,
-        "objective": objective,
-        "parameters": parameters,
-        "cache": cache,
-        "dtype": dtype,
-        "batch_size": batch_size,
-        "autocast": autocast or None,
-        "skip_bad": skip_bad or None,
-        "seed": seed,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
+    given = {"method": method, "damping": damping}
+    changes = settings | {name: value for name, value in given.items() if value is not None}
     if run_folder is not None:
         if model is not None or train_source is not None or size is not None:
             raise UsageError(f"give a run ({run_folder}), or --model and --train (and --size), not both")
@@ -178,7 +151,7 @@ def _attribute_run(
     from dtrak.pipeline import attribute_run
     from dtrak.scores import save_scores
 
-    scores = attribute_run(opened, opened.model(), source, changes, chosen(device))
+    scores = attribute_run(opened, opened.model(), source, changes, options.chosen_device(device))
     if out is not None:
         save_scores(out, scores)
     tell("The scores", out or run_folder / "scores.npz")
@@ -208,7 +181,7 @@ def _attribute_model(
 
     kept = changes.pop("cache", None)
     cache = kept or out.with_name(f"{out.name}.features")
-    where = chosen(device)
+    where = options.chosen_device(device)
     scores = attribute_images(
         load_model(model), train_images, query_images, methods, cache=cache, device=where, **changes
     )
@@ -238,7 +211,7 @@ def methods() -> None:
     """List the methods: what each is, needs and costs."""
     from dtrak.methods import METHODS
 
-    table = Table("method", "what it is", "needs", "costs", box=None, pad_edge=False)
+    table = Table(Column("method", no_wrap=True), "what it is", "needs", "costs", box=None, pad_edge=False)
     for one in METHODS.values():
         table.add_row(one.name, one.summary, one.needs, one.cost)
     output.print(table)
@@ -275,18 +248,6 @@ def info() -> None:
     table.add_row("cores", str(os.cpu_count()))
     table.add_row("threads", str(torch.get_num_threads()))
     output.print(table)
-
-
-def chosen(device: str | None) -> str:
-    """The device that was asked for, or the fastest there is."""
-    from dtrak.devices import devices
-
-    return device or devices()[0]
-
-
-def tell(what: str, path: Path) -> None:
-    """What a command has made, on standard output."""
-    output.print(f"{what}: {path}", markup=False)
 
 
 def silence_libraries() -> None:

@@ -23,9 +23,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dtrak.errors import DtrakError, UsageError
-from dtrak.files import make_folder, write_bytes, write_once
+from dtrak.files import make_folder, write_bytes, write_json, write_once
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+COST = "cost.json"  # seconds per row
 SHARD_ROWS = 32  # what a kill can cost, at the most
 BLOCK_BYTES = 64 << 20  # what is read at once
 
@@ -45,6 +46,7 @@ class Manifest:
     projection: str
     dim: int
     rows: int
+    projection_seed: int | None = None  # the same as the noise's if None
     precision: str = "float32"
     dtype: str = "float32"
     version: int = 1
@@ -52,6 +54,20 @@ class Manifest:
     @property
     def bytes(self) -> int:
         return self.rows * self.dim * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What features took to compute, in seconds: gradients, and their projection."""
+
+    gradients: float = 0.0
+    projection: float = 0.0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.gradients + other.gradients, self.projection + other.projection)
+
+    def __mul__(self, factor: float) -> "Cost":
+        return Cost(self.gradients * factor, self.projection * factor)
 
 
 class FeatureStore:
@@ -138,6 +154,17 @@ class FeatureStore:
         for leftover in self.folder.glob(f".{path.name}.*.tmp"):
             leftover.unlink(missing_ok=True)
         write_bytes(path, save({"features": stored}, {"checksum": _checksum(stored)}))
+
+    @property
+    def cost(self) -> Cost:
+        """Of all rows, as far as is known: that of the last rows that were computed, for all of them."""
+        try:
+            return Cost(**json.loads((self.folder / COST).read_text())) * len(self)
+        except (FileNotFoundError, ValueError, TypeError):
+            return Cost()
+
+    def keep_cost(self, per_row: Cost) -> None:
+        write_json(self.folder / COST, asdict(per_row))
 
     def lock(self, index: int) -> filelock.BaseFileLock:
         return filelock.FileLock(make_folder(self.folder / ".locks") / f"{index:05d}", blocking=False)

@@ -1,5 +1,6 @@
 """From images to features on disk: what to compute, what it will cost, and the loop that does it."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from dtrak.data import Images
 from dtrak.errors import DtrakError, UsageError, choose
-from dtrak.features import DTYPES, FeatureStore, Manifest, fill
+from dtrak.features import DTYPES, Cost, FeatureStore, Manifest, fill
 from dtrak.gradients import Copies, Features, NotFiniteError
+from dtrak.journeys import Journeys
 from dtrak.models import DiffusionModel
 from dtrak.objectives import get_objective
 from dtrak.progress import progress_bar, say
@@ -29,7 +31,8 @@ class FeatureSettings:
     projection: str = "sketch"
     projection_dim: int = 4096
     parameters: str | None = None  # a regular expression over names; all parameters if None
-    seed: int = 0
+    seed: int = 0  # of the noise and of the projection
+    projection_seed: int | None = None  # where the projection has its own
     dtype: str = "float32"  # on disk
     autocast: bool = False  # forward passes in bfloat16
     batch_size: int | None = None  # images that share a pass; chosen by the model's size if None
@@ -49,7 +52,7 @@ class FeatureSettings:
 
 def featurize(
     model: DiffusionModel,
-    images: Images,
+    images: Images | Journeys,
     objectives: Sequence[str],
     settings: FeatureSettings,
     folder: Path,
@@ -57,16 +60,20 @@ def featurize(
 ) -> dict[str, FeatureStore]:
     """Fill one store for each objective, `folder/name-objective`; what is there already is not computed again.
 
-    Objectives that are asked for together share their forward passes.
+    Objectives that are asked for together share their forward passes. Journeys have timesteps of their own.
     """
     model.check_fits(images.shape, images.source)
     for objective in objectives:
         get_objective(objective)
-    timesteps = select_timesteps(settings.timesteps, model.timesteps)
+    if isinstance(images, Journeys):
+        timesteps = images.timesteps
+    else:
+        timesteps = select_timesteps(settings.timesteps, model.timesteps)
     copies = Copies(timesteps, settings.draws, settings.noise, settings.seed)
     parameters = model.parameters(settings.parameters)
     sizes = {key: value.numel() for key, value in parameters.items()}
-    projection = make_projection(settings.projection, settings.projection_dim, sizes, settings.seed)
+    projection_seed = settings.seed if settings.projection_seed is None else settings.projection_seed
+    projection = make_projection(settings.projection, settings.projection_dim, sizes, projection_seed)
     stores = {
         objective: FeatureStore.create(
             folder / f"{name}-{objective}", _manifest(model, images, objective, settings, timesteps, projection.dim)
@@ -90,15 +97,41 @@ def featurize(
             f"{passes:,} passes, {sum(sizes.values()):,} parameters → {projection.dim:,} numbers, "
             f"{size / 1e6:,.1f} MB on disk"
         )
+        rows = Measured(features)
         with progress_bar("features", len(images), "images") as advance:
-            fill(list(incomplete.values()), _compute(features, images, settings.skip_bad, advance), advance)
+            fill(list(incomplete.values()), rows.timed(_compute(features, images, settings.skip_bad, advance)), advance)
+        for store in incomplete.values():
+            store.keep_cost(rows.cost_of_one() * (1 / len(incomplete)))
     _report_left_out(stores, images, settings.skip_bad)
     return stores
 
 
+class Measured:
+    """How long the rows of some features take."""
+
+    def __init__(self, features: Features) -> None:
+        self.features = features
+        self.rows = 0
+        self.seconds = 0.0
+
+    def timed(self, compute: Callable[[range], Tensor]) -> Callable[[range], Tensor]:
+        def of_shard(rows: range) -> Tensor:
+            started = time.perf_counter()
+            found = compute(rows)
+            self.seconds += time.perf_counter() - started
+            self.rows += len(rows)
+            return found
+
+        return of_shard
+
+    def cost_of_one(self) -> Cost:
+        projection = self.features.projection_seconds
+        return Cost(self.seconds - projection, projection) * (1 / max(1, self.rows))
+
+
 def _manifest(
     model: DiffusionModel,
-    images: Images,
+    images: Images | Journeys,
     objective: str,
     settings: FeatureSettings,
     timesteps: tuple[int, ...],
@@ -112,6 +145,7 @@ def _manifest(
         draws=settings.draws,
         noise=settings.noise,
         seed=settings.seed,
+        projection_seed=settings.projection_seed,
         parameters=settings.parameters or "all",
         projection=settings.projection,
         dim=dim,
@@ -122,7 +156,7 @@ def _manifest(
 
 
 def _compute(
-    features: Features, images: Images, skip_bad: bool, advance: Callable[[int], None]
+    features: Features, images: Images | Journeys, skip_bad: bool, advance: Callable[[int], None]
 ) -> Callable[[range], Tensor]:
     """The function that gives the features [objectives, b, k] of some rows, a pass at a time."""
 
@@ -147,7 +181,7 @@ def _compute(
     return of_shard
 
 
-def _report_left_out(stores: dict[str, FeatureStore], images: Images, skip_bad: bool) -> None:
+def _report_left_out(stores: dict[str, FeatureStore], images: Images | Journeys, skip_bad: bool) -> None:
     for objective, store in stores.items():
         ids = ", ".join(str(images.ids[row]) for row in store.left_out())
         if not ids:

@@ -6,6 +6,7 @@ The KZ copies of one image are a batch and φ is linear in the gradient of their
 gives it, for any architecture. Images of models so small that overhead dominates share a pass (`backward.py`).
 """
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class Features:
         per_copy = activation_bytes(model)
         self.copies_at_once = max(1, int(MEMORY_SHARE * total_memory(model.device) / per_copy))
         self.batch_size = self._choose_batch_size(per_copy, batch_size)
+        self.projection_seconds = 0.0
         self.pass_bytes = per_copy * min(self.copies_at_once, self.batch_size * len(self.timesteps))
 
     def _choose_batch_size(self, bytes_per_copy: int, asked: int | None) -> int:
@@ -93,7 +95,10 @@ class Features:
         return 1
 
     def __call__(self, clean: Tensor, ids: Sequence[Id]) -> Tensor:
-        """φ of the images `clean` [B, C, H, W], float32 [objectives, B, k] on the CPU."""
+        """φ of the images `clean` [B, C, H, W], float32 [objectives, B, k] on the CPU.
+
+        `clean` can also be [B, K, C, H, W], with an image of its own for every timestep.
+        """
         out = torch.zeros(len(self.objectives), len(clean), self.projection.dim, device=self.model.device)
         with threads_for(self.pass_bytes), reproducible():
             for start in range(0, len(clean), self.batch_size):
@@ -104,10 +109,14 @@ class Features:
     def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id]) -> None:
         """out [objectives, b, k] += φ of b images that share their passes."""
         noises = torch.stack([self._noise_of(image) for image in ids]).to(clean.device)  # [b, KZ, C, H, W]
+        if clean.dim() < noises.dim():
+            clean = clean[:, None].expand_as(noises)
+        else:
+            clean = clean.repeat_interleave(self.copies.draws, 1)
         step = max(1, self.copies_at_once // len(clean))
         for start in range(0, len(self.timesteps), step):
             part = slice(start, start + step)
-            self._add_pass(out, clean, noises[:, part], self.timesteps[part], ids)
+            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], ids)
         finite = out.isfinite().all(2).all(0)
         if not finite.all():
             bad = int((~finite).nonzero()[0])
@@ -119,15 +128,20 @@ class Features:
         return self.copies.noises(self.model.shape, image)
 
     def _add_pass(self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[Id]) -> None:
-        """One forward pass over c copies of each of b images, and one backward pass for each objective."""
-        images, count = noises.shape[:2]
+        """One forward pass over c copies of each of b images, and one backward pass for each objective.
+
+        `clean` and `noises` are [b, c, C, H, W].
+        """
+        images = len(noises)
         noise = noises.flatten(0, 1)  # [b·c, C, H, W], the copies of one image side by side
         repeated = timesteps.repeat(images)
-        noisy = self.model.add_noise(clean.repeat_interleave(count, 0), noise, repeated)
+        noisy = self.model.add_noise(clean.flatten(0, 1), noise, repeated)
         current = 0  # the objective whose backward pass is under way
 
         def receive(name: str, gradient: Tensor) -> None:
+            started = time.perf_counter()
             self.projection.add(out[current], name, gradient.float())
+            self.projection_seconds += time.perf_counter() - started
 
         with self._receiving(images, receive):
             with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.autocast):
@@ -158,7 +172,7 @@ class Features:
         for index, timestep in enumerate(self.timesteps.tolist()):
             part = slice(index, index + 1)
             out = torch.zeros(len(self.objectives), 1, self.projection.dim, device=clean.device)
-            self._add_pass(out, clean, noises[:, part], self.timesteps[part], [image])
+            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], [image])
             if not out.isfinite().all():
                 raise NotFiniteError(f"the gradient of image {image} is not finite at timestep {timestep}")
         raise NotFiniteError(f"the gradient of image {image} overflows when its timesteps are added")

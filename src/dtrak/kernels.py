@@ -1,14 +1,17 @@
 """τ(x) = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ Φᵀ for every λ at the price of one, without ever inverting anything.
 
-One eigendecomposition of the smaller Gram matrix, in float64, brings the scores into the form
+With the singular value decomposition Φ = U diag(√s) Vᵀ, e = ΦV = U diag(√s) and b(x) = Vᵀφ(x):
 
-    τ(x)_n = Σ_r b_r(x) e_{nr} / (s_r + λ)
+    τ(x)_n = Σ_r b_r(x) e_nr / (s_r + λ),        ‖φ_n‖² = Σ_r e_nr²,        ‖(ΦᵀΦ + λI)⁻¹φ_n‖² = Σ_r e_nr² / (s_r + λ)²
 
-When k ≤ N: ΦᵀΦ = V diag(s) Vᵀ, e = ΦV and b(x) = Vᵀφ(x). When N < k: ΦΦᵀ = U diag(s) Uᵀ, e = U and b(x) = UᵀΦφ(x).
+Only the smaller Gram matrix is decomposed, in float64: ΦᵀΦ = V diag(s) Vᵀ when k ≤ N (primal), ΦΦᵀ = U diag(s) Uᵀ when
+N < k (dual), where b(x) = eᵀΦφ(x) / s. Directions in which the training features do not reach add nothing and are left
+out.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -16,9 +19,10 @@ import scipy.linalg
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrak.errors import DtrakError, UsageError
+from dtrak.errors import DtrakError
 
 Array = NDArray[np.float64]
+ROWS_AT_ONCE = 2048  # of float64 temporaries
 
 
 class Rows(Protocol):
@@ -34,81 +38,95 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """The decomposed Gram matrix of the training features Φ [N, k]; r = min(N, k)."""
+    """The decomposed training features Φ [N, k], of rank r."""
 
-    eigenvalues: Array  # s [r], not negative
-    vectors: Array  # V [k, r] or U [N, r]
+    eigenvalues: Array  # s [r], positive, rising
     train: Array  # e [N, r]
+    directions: Array | None  # V [k, r] in the primal form
     features: Rows
-    primal: bool
+
+    @cached_property
+    def images(self) -> int:
+        """How many training images have a feature: those that were left out count for nothing."""
+        return int((self.norms() > 0).sum())
 
     @property
     def mean_eigenvalue(self) -> float:
         """trace(ΦΦᵀ)/N, the unit of relative damping."""
-        return float(self.eigenvalues.sum() / len(self.features))
+        return float(self.eigenvalues.sum() / self.images)
 
     def coordinates(self, queries: NDArray[np.float32]) -> Array:
         """b [Q, r] of the query features [Q, k]."""
         wide = queries.astype(np.float64)
-        if not self.primal:
-            products = [wide @ block.numpy().astype(np.float64).T for _, block in self.features.blocks()]
-            wide = np.concatenate(products, axis=1)  # Φφ(x), [Q, N]
-        return np.asarray(wide @ self.vectors)
+        if self.directions is not None:
+            return np.asarray(wide @ self.directions)
+        products = np.empty((len(wide), len(self.features)))  # Φφ(x)
+        for rows, block in self.features.blocks():
+            products[:, rows.start : rows.stop] = wide @ _wide(block).T
+        return np.asarray(products @ self.train / self.eigenvalues)
 
     def scores(self, coordinates: Array, damping: float) -> NDArray[np.float32]:
         """τ [Q, N] for one absolute λ, from the coordinates of the queries."""
         return np.asarray((coordinates / (self.eigenvalues + damping)) @ self.train.T, dtype=np.float32)
 
+    def self_influence(self, damping: float) -> Array:
+        """τ(x^n)_n = Σ_r e_nr² / (s_r + λ) of every training image, [N]: its leverage, from 0 to 1."""
+        return self._squares(1 / (self.eigenvalues + damping))
+
+    def norms(self) -> Array:
+        """‖φ_n‖, [N]."""
+        return np.sqrt(self._squares(np.ones_like(self.eigenvalues)))
+
+    def preconditioned_norms(self, damping: float) -> Array:
+        """‖(ΦᵀΦ + λI)⁻¹φ_n‖, [N]."""
+        return np.sqrt(self._squares((self.eigenvalues + damping) ** -2))
+
+    def _squares(self, weights: Array) -> Array:
+        """Σ_r e_nr² w_r, [N]."""
+        starts = range(0, len(self.train), ROWS_AT_ONCE)
+        return np.concatenate([self.train[start : start + ROWS_AT_ONCE] ** 2 @ weights for start in starts])
+
 
 def decompose(features: Rows) -> Kernel:
     """Read the features Φ [N, k] in blocks and decompose the smaller of ΦᵀΦ and ΦΦᵀ."""
-    primal = features.dim <= len(features)
-    if primal:
-        gram = np.zeros((features.dim, features.dim))
-        for _, block in features.blocks():
-            wide = block.numpy().astype(np.float64)
-            gram += wide.T @ wide
-    else:
-        gram = np.zeros((len(features), len(features)))
-        for rows, block in features.blocks():
-            wide = block.numpy().astype(np.float64)
-            for others, other in features.blocks():
-                if others.start > rows.start:
-                    break
-                product = wide @ other.numpy().astype(np.float64).T
-                gram[rows.start : rows.stop, others.start : others.stop] = product
-                gram[others.start : others.stop, rows.start : rows.stop] = product.T
+    count, dim = len(features), features.dim
+    primal = dim <= count
+    gram = _inner_gram(features) if primal else _outer_gram(features)
     eigenvalues, vectors = scipy.linalg.eigh(gram, overwrite_a=True, check_finite=False, driver="evd")
-    eigenvalues = eigenvalues.clip(min=0)
-    if primal:
-        train = np.concatenate([block.numpy().astype(np.float64) @ vectors for _, block in features.blocks()])
-    else:
-        train = vectors
-    return Kernel(eigenvalues, vectors, train, features, primal)
+    noise = eigenvalues[-1] * np.finfo(np.float64).eps * max(count, dim)
+    first = int(np.searchsorted(eigenvalues, noise, side="right"))
+    eigenvalues, vectors = eigenvalues[first:], vectors[:, first:]
+    if not len(eigenvalues):
+        raise DtrakError("every training feature is zero: these parameters do not answer to the objective")
+    if not primal:
+        vectors *= np.sqrt(eigenvalues)
+        return Kernel(eigenvalues, vectors, None, features)
+    train = np.empty((count, len(eigenvalues)))
+    for rows, block in features.blocks():
+        np.matmul(_wide(block), vectors, out=train[rows.start : rows.stop])
+    return Kernel(eigenvalues, train, vectors, features)
 
 
-@dataclass(frozen=True)
-class Damping:
-    """λ, as a fraction of the mean eigenvalue of ΦΦᵀ so that no scale of the features matters, or as it is."""
+def _inner_gram(features: Rows) -> Array:
+    """ΦᵀΦ [k, k]."""
+    gram = np.zeros((features.dim, features.dim), order="F")
+    for _, block in features.blocks():
+        wide = _wide(block)
+        gram += wide.T @ wide
+    return gram
 
-    value: float
-    relative: bool = True
 
-    @classmethod
-    def parse(cls, text: float | str) -> "Damping":
-        """From `0.1`, relative, or `absolute:5`."""
-        number = str(text).removeprefix("absolute:")
-        try:
-            value = float(number)
-        except ValueError:
-            value = np.nan
-        if not (np.isfinite(value) and value > 0):
-            raise UsageError(
-                f"damping {str(text)!r}: give a positive fraction of the mean eigenvalue such as 0.1, or absolute:5"
-            )
-        return cls(value, relative=number == str(text))
+def _outer_gram(features: Rows) -> Array:
+    """ΦΦᵀ [N, N], of which only the lower half is filled, as `eigh` reads no other."""
+    gram = np.zeros((len(features), len(features)), order="F")
+    for rows, block in features.blocks():
+        wide = _wide(block)
+        for others, other in features.blocks():
+            if others.start > rows.start:
+                break
+            gram[rows.start : rows.stop, others.start : others.stop] = wide @ _wide(other).T
+    return gram
 
-    def absolute(self, kernel: Kernel) -> float:
-        if not kernel.mean_eigenvalue:
-            raise DtrakError("every training feature is zero: these parameters do not answer to the objective")
-        return self.value * kernel.mean_eigenvalue if self.relative else self.value
+
+def _wide(block: Tensor) -> Array:
+    return np.asarray(block.numpy(), dtype=np.float64)

@@ -1,18 +1,21 @@
 """The arguments and options of the command line: what each is called, what it takes, and how its help reads."""
 
+import inspect
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dtrak.errors import choose
 
 
-def whole_number(least: int) -> Callable[[str], int]:
+def whole_number(least: int) -> Callable[[str | int], int]:
     """A parser whose refusal names what was typed, which typer's own does not."""
 
-    def parse(text: str) -> int:
+    def parse(typed: str | int) -> int:
+        text = str(typed)  # a default comes as a number
         if not text.isdecimal() or int(text) < least:
             raise typer.BadParameter(f"{text!r} is not a whole number from {least} on")
         return int(text)
@@ -26,6 +29,13 @@ def _known_device(name: str | None) -> str | None:
     if name is not None:
         choose("device", name, devices())
     return name
+
+
+def chosen_device(name: str | None) -> str:
+    """The device that was asked for, or the fastest there is."""
+    from dtrak.devices import devices
+
+    return name or devices()[0]
 
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from; works anywhere on the line.")]
@@ -72,11 +82,18 @@ Queries = Annotated[
 ]
 Method = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="One from `dtrak methods`, or several: trak,d-trak.", show_default="d-trak"),
+    typer.Option(
+        metavar="NAME", help="One from `dtrak methods`, or several: trak,d-trak, or all.", show_default="d-trak"
+    ),
 ]
 ScoresFile = Annotated[
     Path | None,
-    typer.Option("--out", metavar="SCORES.npz", help="Where to write the scores.", show_default="RUN/scores.npz"),
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Where to write the scores: an .npz, or a .csv with a line for each pair.",
+        show_default="RUN/scores.npz",
+    ),
 ]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="A diffusers folder or a hub id.")]
 Train = Annotated[str | None, typer.Option("--train", metavar="IMAGES", help="What the model was trained on.")]
@@ -108,7 +125,11 @@ ProjectionDim = Annotated[
 ]
 Damping = Annotated[
     str | None,
-    typer.Option(metavar="λ", help="As a fraction of the mean eigenvalue, or absolute:5.", show_default="0.1"),
+    typer.Option(
+        metavar="λ",
+        help="auto, by the spectrum; or a fraction of the mean eigenvalue such as 0.1; or absolute:5.",
+        show_default="auto",
+    ),
 ]
 Objective = Annotated[
     str | None,
@@ -126,9 +147,11 @@ Cache = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Keep features here for the next question.", show_default="RUN/features"),
 ]
-Seed = Annotated[
+FeatureSeed = Annotated[
     int | None,
-    typer.Option(metavar="SEED", parser=whole_number(0), help="Of the noise and the projection.", show_default="0"),
+    typer.Option(
+        "--seed", metavar="SEED", parser=whole_number(0), help="Of the noise and the projection.", show_default="0"
+    ),
 ]
 Dtype = Annotated[
     str | None,
@@ -140,7 +163,136 @@ BatchSize = Annotated[
         metavar="N", parser=whole_number(1), help="Images that share a pass.", show_default="by the model's size"
     ),
 ]
-Autocast = Annotated[bool, typer.Option("--autocast", help="Forward passes in bfloat16.")]
+Autocast = Annotated[bool | None, typer.Option("--autocast", help="Forward passes in bfloat16.")]
 SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out images whose gradient is not finite, instead of failing.")
+    bool | None, typer.Option("--skip-bad", help="Leave out images whose gradient is not finite, instead of failing.")
 ]
+
+# what some methods need beside the model and the images
+
+Checkpoints = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="For tracin, gas: models on their way through training.", show_default="RUN/checkpoints"
+    ),
+]
+EnsembleSize = Annotated[
+    int | None,
+    typer.Option(metavar="S", parser=whole_number(1), help="How many of them an ensemble has.", show_default="8"),
+]
+CheckpointCount = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=whole_number(1), help="How many of them, evenly spaced.", show_default="4"),
+]
+Retrained = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="For ensembles, empirical-influence, datamodel: a benchmark folder.",
+        show_default="RUN/benchmark",
+    ),
+]
+Encoder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="For clip-dot, clip-cosine: efficientnet-lite0, or a CLIP model by folder or hub id.",
+        show_default="openai/clip-vit-base-patch32",
+    ),
+]
+Step = Annotated[
+    int | None,
+    typer.Option(
+        metavar="T",
+        parser=whole_number(0),
+        help="For journey-trak: one timestep of the trajectory.",
+        show_default="all of them",
+    ),
+]
+
+# evaluation
+
+Benchmark = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="A benchmark to read, instead of a run to retrain.")
+]
+QueryKind = Annotated[str, typer.Option("--queries", metavar="KIND", help="validation or generated.")]
+Output = Annotated[str, typer.Option(metavar="NAME", help="What the scores should predict: simple, or any objective.")]
+EvaluatedMethods = Annotated[
+    str, typer.Option("--method", metavar="NAME", help="One from `dtrak methods`, or several: trak,d-trak, or all.")
+]
+EvaluatedDamping = Annotated[
+    str,
+    typer.Option(
+        "--damping",
+        metavar="λ",
+        help="chosen on half of the subsets, for the other half; best in hindsight, the paper's way; or one to keep: "
+        "auto, 0.1, absolute:5.",
+    ),
+]
+Grid = Annotated[str, typer.Option(metavar="NAME", help="What chosen and best try: log, half decades; or paper's.")]
+LdsFile = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="LDS.json", help="Where to write the numbers.", show_default="RUN/lds.json"),
+]
+TableFile = Annotated[
+    Path | None, typer.Option("--table", metavar="FILE", help="Write the table here: .txt, .csv, .md or .tex.")
+]
+Subsets = Annotated[int, typer.Option(metavar="M", parser=whole_number(1), help="Random subsets to retrain on.")]
+Fraction = Annotated[float, typer.Option(metavar="α", help="Of the images, in each subset.")]
+Seeds = Annotated[int, typer.Option(metavar="S", parser=whole_number(1), help="Trainings of each subset.")]
+OutputTimesteps = Annotated[
+    str | None,
+    typer.Option(metavar="K", help="Over which outputs are averaged, as --timesteps.", show_default="all of them"),
+]
+OutputNoises = Annotated[int, typer.Option(metavar="Z", parser=whole_number(1), help="At each of these timesteps.")]
+ValidationCount = Annotated[
+    int, typer.Option(metavar="N", parser=whole_number(1), help="How many validation images are asked about.")
+]
+KeepModels = Annotated[bool, typer.Option("--keep-models", help="Keep the retrained models, for ensembles.")]
+Engine = Annotated[str, typer.Option(metavar="NAME", help="Where to retrain: process, pool or ray.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=whole_number(1), help="Trainings at a time.", show_default="as many as fit"),
+]
+Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of a running Ray cluster; or auto.")]
+
+# The options that say how scores are made, by the names that `attribute` has for them.
+SCORING: dict[str, Any] = {
+    "timesteps": Timesteps,
+    "draws": Draws,
+    "noise": Noise,
+    "projection": Projection,
+    "projection_dim": ProjectionDim,
+    "objective": Objective,
+    "parameters": Parameters,
+    "cache": Cache,
+    "dtype": Dtype,
+    "batch_size": BatchSize,
+    "autocast": Autocast,
+    "skip_bad": SkipBad,
+    "seed": FeatureSeed,
+    "checkpoints": Checkpoints,
+    "checkpoint_count": CheckpointCount,
+    "retrained": Retrained,
+    "ensemble_size": EnsembleSize,
+    "encoder": Encoder,
+    "step": Step,
+}
+
+
+def with_scoring(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `SCORING`; those that were typed reach it as the dictionary `settings`."""
+    own = [one for one in inspect.signature(command).parameters.values() if one.name != "settings"]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in SCORING.items()
+    ]
+
+    @wraps(command)
+    def widened(**given: Any) -> None:
+        settings = {name: given.pop(name) for name in SCORING}
+        command(**given, settings={name: value for name, value in settings.items() if value is not None})
+
+    widened.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+    widened.__annotations__ = {one.name: one.annotation for one in [*own, *more]}
+    return widened

@@ -3,18 +3,23 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from dtrak.attribution import attribute, objective_of
+from dtrak.attribution import attribute, check_objective
+from dtrak.benchmark import Benchmark
+from dtrak.damping import Damping
+from dtrak.data import Images
+from dtrak.engines import Engine
+from dtrak.errors import UsageError
+from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
+from dtrak.evidence import Resources
 from dtrak.featurizing import FeatureSettings
 from dtrak.files import write_json
-from dtrak.kernels import Damping
-from dtrak.methods import get_method, split_methods
+from dtrak.methods import chosen_methods, split_methods
 from dtrak.models import DiffusionModel
 from dtrak.noise import stable_hash
-from dtrak.objectives import get_objective
 from dtrak.recipes import Recipe
 from dtrak.report import write_report
 from dtrak.runs import Run
@@ -22,6 +27,8 @@ from dtrak.sampling import generate
 from dtrak.scores import Scores, load_scores, save_scores
 from dtrak.timesteps import select_timesteps
 from dtrak.training import train
+
+BENCHMARK = "benchmark"  # in a run's folder
 
 
 def run_all(folder: Path, recipe: Recipe, device: str) -> Path:
@@ -38,9 +45,7 @@ def run_all(folder: Path, recipe: Recipe, device: str) -> Path:
 def _check_attribution(recipe: Recipe) -> None:
     """Find what is wrong with the last step before the first one takes its time."""
     settings = recipe.attribution.model_dump()
-    objective = settings.pop("objective")
-    for method in split_methods(settings.pop("method")):
-        get_objective(objective_of(get_method(method), objective))
+    check_objective(chosen_methods(split_methods(settings.pop("method"))), settings.pop("objective"))
     Damping.parse(settings.pop("damping"))
     _settings_name(FeatureSettings(**settings), recipe.model.schedule.num_train_timesteps)
 
@@ -57,6 +62,8 @@ def attribute_run(
     methods = split_methods(settings.pop("method"))
     damping, objective = settings.pop("damping"), settings.pop("objective")
     cache = settings.pop("cache", None)
+    resources = {field.name: settings.pop(field.name) for field in fields(Resources) if field.name in settings}
+    resources = _resources(run) | resources
     if cache is None:
         cache = run.folder / "features" / _settings_name(FeatureSettings(**settings), model.timesteps)
     train_images, query_images = run.train_images, run.query_images(queries)
@@ -66,6 +73,7 @@ def attribute_run(
         "damping": damping,
         "objective": objective,
         **settings,
+        **{name: run.portable(str(value)) if isinstance(value, Path) else value for name, value in resources.items()},
     }
     made_by |= {"fingerprints": [model.fingerprint, train_images.fingerprint, query_images.fingerprint]}
     scores_path, made_by_path = run.folder / "scores.npz", run.folder / "attribution.json"
@@ -83,11 +91,41 @@ def attribute_run(
         cache=cache,
         device=device,
         **settings,
+        **resources,
     )
     made_by_path.unlink(missing_ok=True)  # so that the two never speak of different scores
     save_scores(scores_path, scores)
     write_json(made_by_path, made_by | {"seconds": round(time.monotonic() - started, 1)})
     return scores
+
+
+def benchmark_run(
+    run: Run, settings: RetrainingSettings, validation_count: int, engine: Engine, device: str
+) -> Benchmark:
+    """Retrain the run's model on random subsets, for its first validation images and those it has generated."""
+    queries: dict[str, Images] = {}
+    if run.recipe.data.validation is not None:
+        validation = run.query_images(run.recipe.data.validation)
+        queries["validation"] = validation.select(range(min(validation_count, len(validation))))
+    if (run.folder / "generated").exists():
+        queries["generated"] = run.query_images(str(run.folder / "generated"))
+    if not queries:
+        raise UsageError(
+            f"{run.folder} has nothing to ask about: its recipe names no validation images, and it has no generated "
+            f"ones (`dtrak generate {run.folder}`)"
+        )
+    folder = run.folder / BENCHMARK
+    make_benchmark(run, folder, settings, engine, queries, device)
+    return Benchmark.open(folder)
+
+
+def _resources(run: Run) -> dict[str, Any]:
+    """What a run has beside its model and images."""
+    found: dict[str, Any] = {"ddim_steps": run.recipe.generation.steps}
+    for name, folder in (("checkpoints", run.folder / "checkpoints"), ("retrained", run.folder / BENCHMARK)):
+        if folder.exists():
+            found[name] = folder
+    return found
 
 
 def _settings_name(settings: FeatureSettings, total: int) -> str:

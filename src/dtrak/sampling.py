@@ -28,24 +28,32 @@ MADE_BY, METADATA = "made-by.json", "metadata.jsonl"
 class Samples:
     pictures: Tensor  # x_0 [B, C, H, W] in [−1, 1]
     trajectory: Tensor | None  # x_t before each step, then x_0: [steps + 1, B, C, H, W]
+    estimates: Tensor | None  # x̂_0, what each step took x_t for: [steps, B, C, H, W]
     timesteps: Tensor  # t of each step [steps], falling
 
 
 @torch.no_grad()
 def sample(model: DiffusionModel, seeds: Sequence[int], steps: int = 50, trajectory: bool = False) -> Samples:
-    """One picture for each seed; with `trajectory`, every x_t on the way as well."""
+    """One picture for each seed; with `trajectory`, every x_t and x̂_0 on the way as well."""
     model.network.eval()
     solver = model.ddim(steps)
     x = torch.stack([gaussian(model.shape, seed, "x_T") for seed in seeds]).to(model.device)
-    path = [x]
+    path, estimates = [x], []
     for t in solver.timesteps:
-        x = solver.step(model.predict(x, t.to(model.device).expand(len(x))), t, x).prev_sample
+        step = solver.step(model.predict(x, t.to(model.device).expand(len(x))), t, x)
+        x = step.prev_sample
         if not x.isfinite().all():
             bad = seeds[int((~x.isfinite()).flatten(1).any(1).nonzero()[0])]
             raise DtrakError(f"the model's output is not finite for the picture with seed {bad} at timestep {int(t)}")
         if trajectory:
             path.append(x)
-    return Samples(x.clamp(-1, 1), torch.stack(path) if trajectory else None, solver.timesteps)
+            estimates.append(step.pred_original_sample)
+    return Samples(
+        x.clamp(-1, 1),
+        torch.stack(path) if trajectory else None,
+        torch.stack(estimates) if trajectory else None,
+        solver.timesteps,
+    )
 
 
 def to_pixels(pictures: Tensor) -> Tensor:

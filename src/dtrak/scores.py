@@ -9,14 +9,17 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError, UsageError
-from dtrak.files import write_bytes
+from dtrak.files import write_bytes, write_text
 from dtrak.noise import stream
+
+if TYPE_CHECKING:
+    import pandas
 
 COLUMN = "train_column."
 
@@ -93,6 +96,30 @@ class Scores:
             raise UsageError(f"the training images have no column {by!r}: there is {known}")
         return _plain(self.columns[by])
 
+    def to_pandas(self, top: int | None = None) -> "pandas.DataFrame":
+        """A line for each query and training image, the strongest first: query, rank, train, score and the columns.
+
+        `top` keeps so many lines for each query; all N if None.
+        """
+        import pandas
+
+        order = np.argsort(-self.values, axis=1, kind="stable")[:, :top]  # [Q, top]
+        queries, ranks = np.indices(order.shape)
+        flat = order.ravel()
+        return pandas.DataFrame(
+            {
+                "query": self.query_ids[queries.ravel()],
+                "rank": ranks.ravel() + 1,
+                "train": self.train_ids[flat],
+                "score": self.values[queries.ravel(), flat],
+                **{name: column[flat] for name, column in self.columns.items()},
+            }
+        )
+
+    def to_csv(self, path: str | Path, top: int | None = None) -> None:
+        """Write `to_pandas` as a .csv file."""
+        write_text(Path(path), self.to_pandas(top).to_csv(index=False))
+
     def save(self, path: str | Path) -> None:
         save_scores(path, {self.method: self})
 
@@ -109,8 +136,17 @@ class Scores:
 
 
 def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
-    """Write the scores of one method, or of several over the same images with a leading axis and `methods`."""
+    """Write the scores of one method, or of several over the same images with a leading axis and `methods`.
+
+    A path that ends in .csv gets a table with the column `method` instead.
+    """
     every = list(scores.values())
+    if Path(path).suffix == ".csv":
+        import pandas
+
+        tables = [one.to_pandas().assign(method=one.method) for one in every]
+        write_text(Path(path), pandas.concat(tables).to_csv(index=False))
+        return
     first = every[0]
     arrays = {
         "values": first.values if len(every) == 1 else np.stack([one.values for one in every]),

@@ -2,44 +2,159 @@
 
     LDS(x) = ρ( loss of x under the model trained on D_m,  −Σ_{n in D_m} τ(x)_n )        over random subsets D_1 … D_M
 
-with Spearman's rank correlation ρ, in percent.
+with Spearman's rank correlation ρ, in percent. The loss is the mean over S training seeds. Subsets are the last axis of
+whatever is correlated.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.stats import rankdata
+from torch import Tensor
 
+from dtrak.devices import threads_for
 from dtrak.noise import stream
+
+ROWS = 256  # of scores that are float64 at one time
+BLOCK = 2**18  # numbers in an array of the bootstrap: what stays in a core's cache
 
 Floats = NDArray[np.float64]
 
 
-def predicted_losses(values: NDArray[np.float32], masks: NDArray[np.bool_]) -> Floats:
-    """−Σ of the scores [Q, N] of each subset's images [M, N]: [M, Q]."""
-    losses: Floats = -(masks.astype(np.float64) @ values.T.astype(np.float64))
-    return losses
+@dataclass(frozen=True, eq=False)
+class LDS:
+    """In percent; the error is that of the mean over queries, from a bootstrap over subsets."""
+
+    per_query: Floats  # [Q]
+    bootstrap_mean: float
+    bootstrap_std: float
+    low: float  # of the 95 % interval
+    high: float
+
+    @property
+    def mean(self) -> float:
+        return float(self.per_query.mean())
 
 
-def spearman(a: Floats, b: Floats) -> Floats:
-    """Rank correlation over the first axis of [M, …] and [M, …], ties sharing their mean rank: […]."""
-    a, b = (rankdata(values, axis=0) - (len(values) + 1) / 2 for values in (a, b))
-    scale = np.sqrt((a**2).sum(0) * (b**2).sum(0))
-    correlation: Floats = np.divide((a * b).sum(0), scale, out=np.zeros_like(scale), where=scale > 0)
-    return correlation
+def evaluate_lds(
+    values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDArray[np.float32], resamples: int = 1000
+) -> LDS:
+    """LDS and its error, from scores [Q, N], masks [M, N] and losses [M, S, Q]."""
+    means = bootstrap(values, masks, losses, resamples)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return LDS(lds(values, masks, losses), float(means.mean()), float(means.std()), float(low), float(high))
+
+
+def mean_lds(values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDArray[np.float32]) -> float:
+    """The mean LDS over queries, from scores [Q, N], masks [M, N] and losses [M, S, Q]."""
+    return float(lds(values, masks, losses).mean())
 
 
 def lds(values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDArray[np.float32]) -> Floats:
-    """LDS in percent of each query, [Q], from scores [Q, N], masks [M, N] and losses [M, S, Q] of S seeds."""
-    return 100 * spearman(predicted_losses(values, masks), losses.astype(np.float64).mean(1))
+    """LDS of each query, […, Q], from scores […, Q, N], masks [M, N] and losses [M, S, Q]."""
+    return 100 * spearman(predicted_losses(values, masks), mean_losses(losses))
+
+
+def ceiling(losses: NDArray[np.float32]) -> float | None:
+    """What noise leaves to predict, from losses [M, S, Q]; None for a single seed, which cannot tell.
+
+    The mean over seeds s and queries of ρ( losses of s, mean of the other seeds' losses ), in percent.
+    """
+    seeds = losses.shape[1]
+    if seeds == 1:
+        return None
+    agreements = [
+        spearman(mean_losses(losses[:, [seed]]), mean_losses(np.delete(losses, seed, axis=1))) for seed in range(seeds)
+    ]
+    return 100 * float(np.mean(agreements))
+
+
+def predicted_losses(values: NDArray[np.float32], masks: NDArray[np.bool_]) -> Floats:
+    """−Σ of the scores […, Q, N] of each subset's images, masks [M, N]: […, Q, M]."""
+    chosen = masks.T.astype(np.float64)
+    rows = values.reshape(-1, values.shape[-1])
+    sums = [rows[start : start + ROWS].astype(np.float64) @ chosen for start in range(0, len(rows), ROWS)]
+    return -np.concatenate(sums).reshape(*values.shape[:-1], len(masks))
+
+
+def mean_losses(losses: NDArray[np.float32]) -> Floats:
+    """The mean over seeds of losses [M, S, Q]: [Q, M]."""
+    means: Floats = losses.astype(np.float64).mean(1).T
+    return means
+
+
+def spearman(a: Floats, b: Floats) -> Floats:
+    """Rank correlation over the last axis of […, M] and […, M], ties sharing their mean rank: […].
+
+    Zero where one of them is constant.
+    """
+    a, b = (rankdata(values, axis=-1) - (values.shape[-1] + 1) / 2 for values in (a, b))
+    return _ratio((a * b).sum(-1), (a**2).sum(-1) * (b**2).sum(-1))
 
 
 def bootstrap(
-    values: NDArray[np.float32],
-    masks: NDArray[np.bool_],
-    losses: NDArray[np.float32],
-    resamples: int = 200,
+    values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDArray[np.float32], resamples: int = 1000
 ) -> Floats:
-    """The mean LDS over queries, [resamples], each on M subsets drawn with replacement from the M there are."""
-    predicted, outputs = predicted_losses(values, masks), losses.astype(np.float64).mean(1)
-    picks = stream("bootstrap").integers(len(masks), size=(resamples, len(masks)))
-    return np.array([100 * spearman(predicted[pick], outputs[pick]).mean() for pick in picks])
+    """The mean LDS over queries, […, resamples], from scores […, Q, N], masks [M, N] and losses [M, S, Q].
+
+    Each is on M subsets drawn with replacement from the M there are, the same for all queries and scores.
+    """
+    picks = draw_subsets(len(masks), resamples)
+    return 100 * resampled_spearman(predicted_losses(values, masks), mean_losses(losses), picks)
+
+
+def draw_subsets(subsets: int, resamples: int) -> NDArray[np.int64]:
+    """Which subsets each resample has, [resamples, M]: always the same."""
+    return stream("bootstrap").integers(subsets, size=(resamples, subsets))
+
+
+def resampled_spearman(a: Floats, b: Floats, picks: NDArray[np.int64]) -> Floats:
+    """The mean over Q of `spearman` of a […, Q, M] and b [Q, M] at each row of picks [R, M]: […, R].
+
+    When subset i is drawn c_i times, the ranks less their mean are, with any ties,
+
+        r_i − r̄ = ½ Σ_j c_j sign(a_i − a_j)
+
+    which is one matrix product for all resamples, of whole numbers; covariances are sums over i weighted by c_i.
+    """
+    queries, subsets = b.shape
+    counts = torch.from_numpy(np.stack([np.bincount(pick, minlength=subsets) for pick in picks], axis=1)).float()
+    # Ranks compare as the values do, and infinite ones can be subtracted.
+    a_ranks, b_ranks = (torch.from_numpy(rankdata(values, axis=-1)).float() for values in (a, b))
+    grid = a_ranks.reshape(-1, queries, subsets)
+
+    def total(start: int) -> Floats:
+        """The sum over a block of queries, [L, R] for a grid [L, Q, M]."""
+        block = slice(start, start + step)
+        b_centred = _centred(b_ranks[block], counts)
+        weighted = b_centred * counts
+        b_variance = (b_centred * weighted).sum(1).double()
+        totals = []
+        for ranks in grid:
+            a_centred = _centred(ranks[block], counts)
+            covariance = (a_centred * weighted).sum(1).double()
+            a_variance = a_centred.square_().mul_(counts).sum(1).double()
+            totals.append(_ratio(covariance.numpy(), (a_variance * b_variance).numpy()).sum(0))
+        return np.stack(totals)
+
+    step = max(1, BLOCK // counts.numel())
+    workers = torch.get_num_threads()
+    # Threads that share each small operation would wait for each other more than they work.
+    with threads_for(0), ThreadPoolExecutor(workers) as pool:
+        means: Floats = sum(pool.map(total, range(0, queries, step))) / queries
+    return means.reshape(*a.shape[:-2], len(picks))
+
+
+def _centred(ranks: Tensor, counts: Tensor) -> Tensor:
+    """2(r − r̄), [B, M, R], of values ranked [B, M] that are there as often as counts [M, R] say."""
+    # Different ranks differ by 1 at the least, so this is the sign of the difference; torch's own makes 0 of NaN.
+    return (ranks[:, :, None] - ranks[:, None, :]).clamp_(-1, 1) @ counts
+
+
+def _ratio(covariance: Floats, variances: Floats) -> Floats:
+    """Covariance by the root of the product of variances; zero where nothing varies, NaN where something is NaN."""
+    ratio: Floats = np.divide(covariance, np.sqrt(variances), out=np.zeros_like(variances), where=variances != 0)
+    return ratio

@@ -1,13 +1,61 @@
-"""The attribution methods by name. Each is a few lines over shared parts and sees arrays, never models.
+"""The attribution methods by name. Each is a formula over shared parts and sees arrays, never models.
 
 Adding one is a function in a file of its family and a line in `METHODS`.
 """
 
-from dtrak.errors import choose
-from dtrak.methods.kernel import D_TRAK, TRAK
-from dtrak.methods.method import Method
+from collections.abc import Sequence
 
-METHODS: dict[str, Method] = {method.name: method for method in (TRAK, D_TRAK)}
+from dtrak.errors import choose
+from dtrak.methods.control import RANDOM
+from dtrak.methods.kernel import (
+    D_TRAK,
+    D_TRAK_ENSEMBLE,
+    JOURNEY_TRAK,
+    JOURNEY_TRAK_ENSEMBLE,
+    RELATIVE_IF,
+    RENORMALIZED_IF,
+    TRAK,
+    TRAK_ENSEMBLE,
+)
+from dtrak.methods.method import Gradients, Method
+from dtrak.methods.retraining import DATAMODEL, DATAMODEL_LASSO, EMPIRICAL_INFLUENCE
+from dtrak.methods.similarity import (
+    CLIP_COSINE,
+    CLIP_DOT,
+    GAS,
+    GRADIENT_COSINE,
+    GRADIENT_DOT,
+    RAW_PIXEL_COSINE,
+    RAW_PIXEL_DOT,
+    TRACIN,
+)
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        RANDOM,
+        RAW_PIXEL_DOT,
+        RAW_PIXEL_COSINE,
+        CLIP_DOT,
+        CLIP_COSINE,
+        GRADIENT_DOT,
+        GRADIENT_COSINE,
+        TRACIN,
+        GAS,
+        TRAK,
+        D_TRAK,
+        RELATIVE_IF,
+        RENORMALIZED_IF,
+        JOURNEY_TRAK,
+        TRAK_ENSEMBLE,
+        D_TRAK_ENSEMBLE,
+        JOURNEY_TRAK_ENSEMBLE,
+        EMPIRICAL_INFLUENCE,
+        DATAMODEL,
+        DATAMODEL_LASSO,
+    )
+}
+ALL = "all"  # every method whose needs are met
 
 
 def get_method(name: str) -> Method:
@@ -16,8 +64,23 @@ def get_method(name: str) -> Method:
 
 
 def split_methods(names: str) -> list[str]:
-    """`trak,d-trak` → its names, each of a known method."""
-    return [get_method(name.strip()).name for name in names.split(",")]
+    """`trak,d-trak` → its names, each of a known method, or `all`."""
+    if names.strip() == ALL:
+        return [ALL]
+    return list(dict.fromkeys(get_method(name.strip()).name for name in names.split(",")))
 
 
-__all__ = ["METHODS", "Method", "get_method", "split_methods"]
+def chosen_methods(names: Sequence[str]) -> list[Method]:
+    """The methods of these names; `all` of them if that is the only one."""
+    return [*METHODS.values()] if list(names) == [ALL] else [get_method(name) for name in names]
+
+
+def objective_of(method: Method, asked: str | None = None) -> str | None:
+    """The objective of a method's gradients: the one asked for where the method has the choice, or its own."""
+    source = method.source
+    if not isinstance(source, Gradients):
+        return None
+    return asked if asked is not None and source.any_objective else source.objective
+
+
+__all__ = ["ALL", "METHODS", "Method", "chosen_methods", "get_method", "objective_of", "split_methods"]

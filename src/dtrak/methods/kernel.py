@@ -1,33 +1,73 @@
-"""TRAK and D-TRAK: τ(x) = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ Φᵀ, with the gradients of L_Simple or of another function as φ."""
+"""Methods with a kernel: a query's gradient meets a training image's through the inverse of what all of them span."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dtrak.kernels import Kernel
-from dtrak.methods.method import Method
-
-
-def kernel_scores(kernel: Kernel, queries: NDArray[np.float32], damping: float) -> NDArray[np.float32]:
-    """φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ Φᵀ for query features [Q, k] and absolute λ: [Q, N]."""
-    return kernel.scores(kernel.coordinates(queries), damping)
+from dtrak.damping import Damping
+from dtrak.kernels import Array
+from dtrak.methods.inputs import Vectors
+from dtrak.methods.method import Gradients, Method, Values
 
 
-TRAK = Method(
-    name="trak",
-    summary="kernel of the gradients of the training loss, L_Simple",
-    needs="the model",
-    cost="K forward and backward passes per image",
-    objective="simple",
-    any_objective=False,
-    score=kernel_scores,
-)
+def kernel_scores(vectors: Vectors, damping: Damping) -> Values:
+    """τ(x)_n = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ φ_n."""
+    return vectors.kernel.scores(vectors.coordinates, damping.absolute(vectors.kernel))
 
+
+def relative_scores(vectors: Vectors, damping: Damping) -> Values:
+    """τ(x)_n = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ φ_n / ‖(ΦᵀΦ + λI)⁻¹ φ_n‖."""
+    norms = vectors.kernel.preconditioned_norms(damping.absolute(vectors.kernel))
+    return _divided(kernel_scores(vectors, damping), norms)
+
+
+def renormalized_scores(vectors: Vectors, damping: Damping) -> Values:
+    """τ(x)_n = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ φ_n / ‖φ_n‖."""
+    return _divided(kernel_scores(vectors, damping), vectors.kernel.norms())
+
+
+def _divided(scores: Values, norms: Array) -> Values:
+    """Scores [Q, N] over norms [N]; an image that was left out has none of either."""
+    return np.divide(scores, norms, out=np.zeros_like(scores), where=norms > 0, dtype=np.float64, casting="same_kind")
+
+
+TRAK = Method("trak", "kernel of the gradients of the training loss", Gradients(), kernel_scores, damped=True)
 D_TRAK = Method(
-    name="d-trak",
-    summary="the same kernel with the gradients of L_Square, or of any other objective",
-    needs="the model",
-    cost="K forward and backward passes per image",
-    objective="square",
-    any_objective=True,
-    score=kernel_scores,
+    "d-trak",
+    "the same kernel with the gradients of L_Square, or of any objective",
+    Gradients("square", any_objective=True),
+    kernel_scores,
+    damped=True,
+)
+RELATIVE_IF = Method(
+    "relative-if",
+    "trak over the norm of the image's preconditioned gradient",
+    Gradients(),
+    relative_scores,
+    damped=True,
+)
+RENORMALIZED_IF = Method(
+    "renormalized-if", "trak over the norm of the image's gradient", Gradients(), renormalized_scores, damped=True
+)
+JOURNEY_TRAK = Method(
+    "journey-trak",
+    "trak with the query's gradients along its sampling trajectory, or at one step",
+    Gradients(journey=True),
+    kernel_scores,
+    damped=True,
+)
+TRAK_ENSEMBLE = Method(
+    "trak-ensemble", "the mean of trak over retrained models", Gradients(models="retrained"), kernel_scores, damped=True
+)
+D_TRAK_ENSEMBLE = Method(
+    "d-trak-ensemble",
+    "the mean of d-trak over retrained models",
+    Gradients("square", any_objective=True, models="retrained"),
+    kernel_scores,
+    damped=True,
+)
+JOURNEY_TRAK_ENSEMBLE = Method(
+    "journey-trak-ensemble",
+    "the mean of journey-trak over retrained models",
+    Gradients(models="retrained", journey=True),
+    kernel_scores,
+    damped=True,
 )

@@ -1,0 +1,113 @@
+"""A benchmark folder: what models retrained on random subsets made of some queries, so that nobody has to retrain them.
+
+- model/: the model to attribute; train.npz, validation.npz, generated.npz: images uint8 [N, H, W, C], labels [N]
+- masks.npy: bool [M, N], which images each subset has
+- losses.npy, generated_losses.npy: float32 [M, S, Q], L_Simple of each query under the models of S training seeds
+- outputs/QUERIES-OBJECTIVE.npy: the same for other functions of the output, where they were kept
+- retrained/subset-MMM-seed-S/: the models themselves, where they were kept; benchmark.json: how it was made
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrak.data import Images, load_images
+from dtrak.errors import DtrakError, UsageError, choose
+
+QUERIES = {"validation": "losses.npy", "generated": "generated_losses.npy"}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Benchmark":
+        found = cls(Path(folder))
+        for name in ("model", "train.npz", "masks.npy"):
+            if not (found.folder / name).exists():
+                raise UsageError(f"{folder} is not a benchmark: it has no {name} (`dtrak evaluate lds RUN` makes one)")
+        return found
+
+    @cached_property
+    def train(self) -> Images:
+        return load_images(str(self.folder / "train.npz"))
+
+    @cached_property
+    def masks(self) -> NDArray[np.bool_]:
+        """[M, N]."""
+        masks = self._array("masks.npy")
+        if masks.dtype != np.bool_ or masks.shape[1:] != (len(self.train),):
+            raise DtrakError(
+                f"{self.folder / 'masks.npy'} is {masks.dtype} {list(masks.shape)}, "
+                f"but must be bool [subsets, {len(self.train)}]"
+            )
+        return masks
+
+    def queries(self, kind: str) -> Images:
+        choose("queries", kind, list(QUERIES))
+        path = self.folder / f"{kind}.npz"
+        if not path.exists():
+            raise UsageError(f"{self.folder} has no {kind} queries: {path.name} is missing")
+        return load_images(str(path))
+
+    def losses(self, kind: str, output: str = "simple") -> NDArray[np.float32]:
+        """[M, S, Q]: the objective `output` of each query under each retrained model."""
+        name = QUERIES[kind] if output == "simple" else f"outputs/{kind}-{output}.npy"
+        losses = self._array(name)
+        expected = (len(self.masks), len(self.queries(kind)))
+        if losses.ndim != 3 or (losses.shape[0], losses.shape[2]) != expected:
+            raise DtrakError(
+                f"{self.folder / name} is {list(losses.shape)}, but must be [{expected[0]}, seeds, {expected[1]}]"
+            )
+        return losses
+
+    def losses_of(self, queries: Images) -> NDArray[np.float32]:
+        """[M, Q], the mean over seeds of the losses of any images that are among the benchmark's queries."""
+        known: dict[bytes, NDArray[np.float32]] = {}
+        for kind in QUERIES:
+            if (self.folder / f"{kind}.npz").exists():
+                known |= zip(_contents(self.queries(kind)), self.losses(kind).mean(1).T, strict=True)
+        columns = []
+        for id_, content in zip(queries.ids, _contents(queries), strict=True):
+            if content not in known:
+                raise UsageError(
+                    f"the losses of {id_} of {queries.source} under the retrained models are not in {self.folder}: "
+                    "ask about its own queries, " + " or ".join(f"{kind}.npz" for kind in QUERIES)
+                )
+            columns.append(known[content])
+        return np.stack(columns, axis=1)
+
+    def check_train(self, train: Images) -> None:
+        """Refuse training images other than the benchmark's own, in its order."""
+        if train.shape != self.train.shape or _contents(train) != _contents(self.train):
+            raise UsageError(f"{train.source} does not hold the training images of {self.folder}, in their order")
+
+    @property
+    def retrained(self) -> list[Path]:
+        """The folders of retrained models, one of each subset, if they were kept."""
+        found: dict[str, Path] = {}
+        for path in sorted(self.folder.glob("retrained/subset-*-seed-*")):
+            if match := re.fullmatch(r"subset-(\d+)-seed-\d+", path.name):
+                found.setdefault(match[1], path)
+        return list(found.values())
+
+    def _array(self, name: str) -> NDArray[Any]:
+        path = self.folder / name
+        try:
+            return np.asarray(np.load(path, allow_pickle=False))
+        except FileNotFoundError:
+            raise UsageError(f"{self.folder} has no {name}") from None
+        except (ValueError, OSError, EOFError) as error:
+            raise DtrakError(f"cannot read {path}: {error}") from error
+
+
+def _contents(images: Images) -> list[bytes]:
+    """What tells one picture from another, for each."""
+    return [blake2b(pixels.tobytes()).digest() for pixels in images.pixels(range(len(images)))]

@@ -1,0 +1,112 @@
+"""`dtrak evaluate`: how far the scores can be trusted."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import typer
+
+from dtrak import options
+from dtrak.errors import UsageError
+from dtrak.printing import output, tell
+
+app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mode=None)
+
+
+@app.command()
+@options.with_scoring
+def lds(
+    settings: dict[str, Any],
+    run_folder: options.RunOrNone = None,
+    benchmark: options.Benchmark = None,
+    method: options.EvaluatedMethods = "d-trak",
+    queries: options.QueryKind = "validation",
+    output_function: options.Output = "simple",
+    damping: options.EvaluatedDamping = "chosen",
+    grid: options.Grid = "log",
+    out: options.LdsFile = None,
+    table: options.TableFile = None,
+    subsets: options.Subsets = 64,
+    fraction: options.Fraction = 0.5,
+    seeds: options.Seeds = 3,
+    output_timesteps: options.OutputTimesteps = None,
+    output_noises: options.OutputNoises = 3,
+    validation_count: options.ValidationCount = 100,
+    keep_models: options.KeepModels = False,
+    engine: options.Engine = "pool",
+    workers: options.Workers = None,
+    address: options.Address = None,
+    device: options.Device = None,
+) -> None:
+    """Ask how well scores predict what models trained on random subsets do: the linear datamodelling score.
+
+    For a run, retrains its model on random subsets and keeps what they make of the run's validation and generated
+    images as RUN/benchmark; for --benchmark, takes a folder where that was done. Then scores the methods against it.
+    """
+    from dtrak.evaluation.tables import check_table_path
+    from dtrak.files import check_writable
+    from dtrak.methods import split_methods
+
+    if (run_folder is None) == (benchmark is None):
+        raise UsageError("give a run to retrain or a --benchmark to read, one of the two")
+    methods = split_methods(method)
+    out = run_folder / "lds.json" if out is None and run_folder is not None else out
+    if table is not None:
+        check_table_path(table)
+    for path in (out, table):
+        if path is not None:
+            check_writable(path)
+
+    from dtrak.benchmark import Benchmark
+    from dtrak.evaluation.comparison import check_question, compare
+    from dtrak.evaluation.retraining import RetrainingSettings
+    from dtrak.files import write_text
+
+    check_question(queries, output_function, damping, grid)
+    if run_folder is not None:
+        from dtrak.engines import make_engine
+        from dtrak.pipeline import benchmark_run
+        from dtrak.runs import Run
+
+        retraining = RetrainingSettings(
+            subsets=subsets,
+            fraction=fraction,
+            seeds=seeds,
+            timesteps=output_timesteps,
+            noises=output_noises,
+            keep_models=keep_models,
+        )
+        made = benchmark_run(
+            Run.open(run_folder),
+            retraining,
+            validation_count,
+            make_engine(engine, workers, address),
+            options.chosen_device(device),
+        )
+        settings = {
+            "cache": run_folder / "features" / "benchmark",
+            "checkpoints": run_folder / "checkpoints",
+        } | settings
+    elif benchmark is not None:
+        made = Benchmark.open(benchmark)
+    with TemporaryDirectory() as temporary:
+        found = compare(
+            made,
+            methods,
+            Path(settings.pop("cache", temporary)),
+            queries=queries,
+            output=output_function,
+            damping=damping,
+            grid=grid,
+            device=options.chosen_device(device),
+            **settings,
+        )
+    output.print(found.table())
+    if out is not None:
+        write_text(out, found.json())
+        tell("The numbers", out)
+    if table is not None:
+        from dtrak.evaluation.tables import write_table
+
+        write_table(found.table(), table)
+        tell("The table", table)

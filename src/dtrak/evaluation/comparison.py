@@ -1,0 +1,190 @@
+"""Methods side by side on a benchmark: the LDS of each, its error, its damping and what it took.
+
+What is fitted is fitted on the first half of the subsets and reported on the other: the damping, and the methods that
+learn from retrained models. Where nothing is fitted, all subsets count.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrak.attribution import gather
+from dtrak.benchmark import QUERIES, Benchmark
+from dtrak.damping import GRIDS, Damping
+from dtrak.errors import UsageError, choose
+from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds
+from dtrak.evaluation.tables import Cell, Entry, Table
+from dtrak.evidence import Evidence
+from dtrak.features import Cost
+from dtrak.methods import Method
+from dtrak.methods.inputs import Vectors
+from dtrak.methods.method import Gradients, Outcomes
+from dtrak.models import load_model
+from dtrak.objectives import OBJECTIVES
+
+CHOSEN, BEST = "chosen", "best"  # dampings that look at retrained models: at half of them, or at those reported on
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method on a benchmark."""
+
+    method: str
+    lds: LDS
+    damping: float | None  # as a fraction of the mean eigenvalue; None where there is none
+    seconds: float  # to score, features included
+    features: Cost  # their part of it
+
+
+@dataclass(frozen=True)
+class Comparison:
+    results: Sequence[Result]
+    ceiling: float | None
+    queries: int
+    subsets: int  # that the LDS is over
+    note: str  # how the damping came about
+
+    def json(self) -> str:
+        """For programs, with the LDS of every query."""
+        content = {
+            "methods": {
+                one.method: {
+                    "lds": one.lds.mean,
+                    "bootstrap_mean": one.lds.bootstrap_mean,
+                    "bootstrap_std": one.lds.bootstrap_std,
+                    "interval": [one.lds.low, one.lds.high],
+                    "damping": one.damping,
+                    "seconds": one.seconds,
+                    "gradient_seconds": one.features.gradients,
+                    "projection_seconds": one.features.projection,
+                    "per_query": one.lds.per_query.tolist(),
+                }
+                for one in self.results
+            },
+            "ceiling": self.ceiling,
+            "queries": self.queries,
+            "subsets": self.subsets,
+            "note": self.note,
+        }
+        return json.dumps(content, indent=1) + "\n"
+
+    def table(self) -> Table:
+        heads = ["method", "LDS %", "±", "low", "high", "λ", "GRAD s", "PROJ s", "all s"]
+        rows: list[list[Entry]] = [
+            [
+                one.method,
+                *(Cell(value, f"{value:.1f}") for value in (one.lds.mean, one.lds.bootstrap_std)),
+                *(Cell(value, f"{value:.1f}") for value in (one.lds.low, one.lds.high)),
+                Cell(None, "–") if one.damping is None else Cell(one.damping, f"{one.damping:.2g}"),
+                *(
+                    Cell(value, f"{value:.1f}")
+                    for value in (one.features.gradients, one.features.projection, one.seconds)
+                ),
+            ]
+            for one in self.results
+        ]
+        ceiling = "unknown, as there is one seed" if self.ceiling is None else f"{self.ceiling:.1f} %"
+        notes = [
+            f"{self.queries} queries, {self.subsets} subsets. ±: standard deviation, low and high: 95 % interval, of a "
+            f"bootstrap over subsets. λ: ÷ the mean eigenvalue, {self.note}. Noise ceiling: {ceiling}."
+        ]
+        return Table(heads, rows, notes=notes)
+
+
+def compare(
+    benchmark: Benchmark,
+    methods: Sequence[str],
+    cache: Path,
+    *,
+    queries: str = "validation",
+    output: str = "simple",
+    damping: str = CHOSEN,
+    grid: str = "log",
+    **settings: Any,
+) -> Comparison:
+    """Score methods against a benchmark.
+
+    `queries` are "validation" or "generated"; `output` is the objective that the scores should predict. `damping` is
+    "chosen" from the `grid` on the first half of the subsets; "best" on the reported ones, as the paper has it; or what
+    `Damping.parse` takes. `settings` are those of `attribute`.
+    """
+    check_question(queries, output, damping, grid)
+    dampings = GRIDS[grid] if damping in (CHOSEN, BEST) else (Damping.parse(damping),)
+    masks, losses = benchmark.masks, benchmark.losses(queries, output)
+    half = len(masks) // 2
+    evidence = gather(
+        load_model(str(benchmark.folder / "model")),
+        benchmark.train,
+        benchmark.queries(queries),
+        methods,
+        cache,
+        retrained=benchmark.folder,
+        subsets=half,
+        **settings,
+    )
+    is_fitted = damping == CHOSEN or any(map(_learns_from_retrained, evidence.methods))
+    if is_fitted and half < 2:
+        raise UsageError(
+            f"{benchmark.folder} has {len(masks)} subsets: too few to fit on one half and report on the other"
+        )
+    reported = slice(half, None) if is_fitted else slice(None)
+    fitted = slice(None, half) if damping == CHOSEN else reported
+    results = [_evaluate(evidence, one, dampings, masks, losses, fitted, reported) for one in evidence.methods]
+    subsets = len(masks[reported])
+    notes = {CHOSEN: f"chosen on the other {half} subsets", BEST: "the best in hindsight, on the reported subsets"}
+    return Comparison(results, ceiling(losses[reported]), losses.shape[2], subsets, notes.get(damping, damping))
+
+
+def check_question(queries: str, output: str, damping: str, grid: str) -> None:
+    """Refuse what `compare` would, before any model is retrained for it."""
+    choose("queries", queries, list(QUERIES))
+    choose("output function", output, list(OBJECTIVES))
+    choose("grid", grid, list(GRIDS))
+    if damping not in (CHOSEN, BEST):
+        Damping.parse(damping)
+
+
+def _evaluate(
+    evidence: Evidence,
+    method: Method,
+    dampings: Sequence[Damping],
+    masks: NDArray[np.bool_],
+    losses: NDArray[np.float32],
+    fitted: slice,
+    reported: slice,
+) -> Result:
+    evidence.inputs(method)  # which know themselves what they took
+    started = time.monotonic()
+    if not method.damped:
+        dampings = dampings[:1]
+    best, best_lds = dampings[0], -np.inf
+    for damping in dampings:
+        found = mean_lds(evidence.scores(method, damping), masks[fitted], losses[fitted]) if len(dampings) > 1 else 0.0
+        if found > best_lds:
+            best, best_lds = damping, found
+    values = evidence.scores(method, best)
+    seconds = time.monotonic() - started + evidence.seconds(method)
+    return Result(
+        method.name,
+        evaluate_lds(values, masks[reported], losses[reported]),
+        _relative(evidence, method, best) if method.damped else None,
+        seconds,
+        evidence.cost(method),
+    )
+
+
+def _relative(evidence: Evidence, method: Method, damping: Damping) -> float:
+    """λ over the mean eigenvalue, the mean over the method's models."""
+    inputs: list[Vectors] = evidence.inputs(method)
+    return float(np.mean([damping.absolute(one.kernel) / one.kernel.mean_eigenvalue for one in inputs]))
+
+
+def _learns_from_retrained(method: Method) -> bool:
+    source = method.source
+    return isinstance(source, Outcomes) or (isinstance(source, Gradients) and source.models == "retrained")

@@ -1,0 +1,177 @@
+"""A table of results, for people (text, Markdown, LaTeX) and for other programs (CSV)."""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+
+import rich.table
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.text import Text
+
+from dtrak.errors import UsageError
+from dtrak.files import write_text
+
+# What LaTeX would take for a command, what the usual font shows as something else, and what it has in formulas only.
+LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        **{character: f"\\{character}" for character in "{}$&#_%"},
+        **{character: f"{{{character}}}" for character in "[]*"},  # after \\ they would be its options
+        **{character: f"${character}$" for character in "<>|"},
+        **{character: f"$^{digit}$" for digit, character in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+        **{character: f"$_{digit}$" for digit, character in enumerate("₀₁₂₃₄₅₆₇₈₉")},
+        "⁻": "$^-$",
+        "−": "$-$",
+        "‖": r"$\Vert$",
+        "½": r"$\frac12$",
+        "·": r"$\cdot$",
+        "×": r"$\times$",
+        "÷": r"$\div$",
+        "±": r"$\pm$",
+        "≤": r"$\leq$",
+        "≥": r"$\geq$",
+        "≠": r"$\neq$",
+        "≈": r"$\approx$",
+        "∈": r"$\in$",
+        "∞": r"$\infty$",
+        "√": r"$\surd$",
+        "→": r"$\rightarrow$",
+        "←": r"$\leftarrow$",
+        "α": r"$\alpha$",
+        "β": r"$\beta$",
+        "γ": r"$\gamma$",
+        "δ": r"$\delta$",
+        "ε": r"$\varepsilon$",
+        "η": r"$\eta$",
+        "θ": r"$\theta$",
+        "λ": r"$\lambda$",
+        "μ": r"$\mu$",
+        "ρ": r"$\rho$",
+        "σ": r"$\sigma$",
+        "τ": r"$\tau$",
+        "φ": r"$\varphi$",
+        "Δ": r"$\Delta$",
+        "Σ": r"$\Sigma$",
+        "Φ": r"$\Phi$",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number, and how people read it: Cell(41.68, "41.7 ± 4.8"). A number that is missing is None."""
+
+    value: float | None
+    text: str
+
+
+Entry = str | int | float | Cell
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of as many entries as there are heads. Columns without a plain text are aligned to the right."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Entry]]
+    caption: str = ""
+    notes: Sequence[str] = ()  # below the table
+
+    def __rich__(self) -> rich.table.Table:
+        """For a console, as wide as that is."""
+        title, notes = (Text(text) if text else None for text in (self.caption, "\n".join(self.notes)))
+        table = rich.table.Table(title=title, caption=notes, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for index, (head, is_right) in enumerate(zip(self.heads, self._right(), strict=True)):
+            table.add_column(Text(head), justify="right" if is_right else "left", no_wrap=index == 0)
+        for row in self._texts():
+            table.add_row(*(Text(text) for text in row))
+        return table
+
+    def text(self) -> str:
+        """Plain, as wide as the entries are."""
+        file = io.StringIO()
+        Console(file=file, width=10_000, color_system=None).print(self)
+        return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+
+    def csv(self) -> str:
+        """Heads and rows alone, numbers with all their digits."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.heads)
+        writer.writerows([entry.value if isinstance(entry, Cell) else entry for entry in row] for row in self.rows)
+        return file.getvalue()
+
+    def markdown(self) -> str:
+        """GitHub's kind of table, the caption above it."""
+        rule = ["---:" if is_right else "---" for is_right in self._right()]
+        cells = [[text.replace("|", r"\|") for text in row] for row in (self.heads, rule, *self._texts())]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
+        return "\n\n".join(part for part in (self.caption, table, *self.notes) if part) + "\n"
+
+    def latex(self) -> str:
+        r"""A table in the style of booktabs, for any document that says \usepackage{booktabs}."""
+        heads, *rows = (" & ".join(_latex(text) for text in row) + r" \\" for row in (self.heads, *self._texts()))
+        columns = "".join("r" if is_right else "l" for is_right in self._right())
+        lines = [
+            r"\begin{table}",
+            r"\centering",
+            *([rf"\caption{{{_latex(self.caption)}}}"] if self.caption else []),
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            heads,
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            *(rf"\par\smallskip {_latex(note)}" for note in self.notes),
+            r"\end{table}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _texts(self) -> list[list[str]]:
+        return [[_text(entry) for entry in row] for row in self.rows]
+
+    def _right(self) -> list[bool]:
+        """Which columns hold numbers alone."""
+        return [not any(isinstance(row[column], str) for row in self.rows) for column in range(len(self.heads))]
+
+
+def _text(entry: Entry) -> str:
+    """An entry for people, on one line."""
+    if isinstance(entry, Cell):
+        return entry.text
+    if isinstance(entry, str):
+        return " ".join(entry.split())
+    return f"{entry:,}" if isinstance(entry, Integral) else f"{entry:.4g}"
+
+
+def _latex(text: str) -> str:
+    """What LaTeX prints as this text; two hyphens stay two and become no dash."""
+    return re.sub("-(?=-)", "-{}", text.translate(LATEX))
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {
+    ".csv": Table.csv,
+    ".md": Table.markdown,
+    ".tex": Table.latex,
+    ".txt": Table.text,
+}
+
+
+def check_table_path(path: Path) -> None:
+    """Refuse a path whose ending names no format."""
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"cannot write a table to {path}: its ending has to be one of {', '.join(FORMATS)}")
+
+
+def write_table(table: Table, path: Path) -> None:
+    """Write a table in the format that the path's ending names."""
+    check_table_path(path)
+    write_text(path, FORMATS[path.suffix.lower()](table))

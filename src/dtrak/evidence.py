@@ -1,0 +1,240 @@
+"""What methods score from: pixels, embeddings, gradients, losses of retrained models. Each is made once, for all.
+
+A method says by its source what it needs, and `Evidence` makes the arrays that its formula sees. Gradients that several
+methods need are computed in one pass and lie in one store.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrak.benchmark import Benchmark
+from dtrak.damping import Damping
+from dtrak.data import Images
+from dtrak.encoders import DEFAULT_ENCODER, Encoder, embed, load_encoder
+from dtrak.errors import UsageError
+from dtrak.features import Cost, FeatureStore
+from dtrak.featurizing import FeatureSettings, featurize
+from dtrak.journeys import Journeys
+from dtrak.kernels import Kernel, decompose
+from dtrak.methods import Method, objective_of
+from dtrak.methods.inputs import Counts, InMemory, RetrainedLosses, Vectors
+from dtrak.methods.method import Embeddings, Gradients, Models, Outcomes, Pixels, Values
+from dtrak.models import DiffusionModel, load_model
+from dtrak.noise import stable_hash
+from dtrak.progress import say
+
+Stores = dict[str, dict[str, FeatureStore]]  # by images (train, queries, journey) and objective
+DRAWS_AT_ONE_STEP = 10  # noises where journey-trak asks about one step alone
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What some methods need beside the model and the images."""
+
+    checkpoints: Path | None = None  # a folder of models, as training left them on its way
+    checkpoint_count: int = 4  # how many of them, evenly spaced
+    retrained: Path | None = None  # a benchmark folder
+    subsets: int | None = None  # only the models of its first so many subsets
+    ensemble_size: int = 8  # how many of them an ensemble has
+    encoder: str = DEFAULT_ENCODER
+    ddim_steps: int = 50  # in which the queries were drawn
+    step: int | None = None  # the timestep at which journey-trak asks; all of them if None
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The arrays behind some methods' scores of training images for queries."""
+
+    model: DiffusionModel
+    train: Images
+    queries: Images
+    methods: Sequence[Method]
+    objective: str | None  # of the methods that have the choice
+    settings: FeatureSettings
+    resources: Resources
+    folder: Path  # that keeps features
+    _made: dict[Any, Any] = field(default_factory=dict)
+    _seconds: dict[Any, float] = field(default_factory=dict)  # that what was made has taken
+
+    def scores(self, method: Method, damping: Damping) -> Values:
+        """The mean of the method's formula over its models, [Q, N]."""
+        inputs = self.inputs(method)
+        total = method.formula(inputs[0], damping)
+        for one in inputs[1:]:
+            total += method.formula(one, damping)
+        return total / np.float32(len(inputs))
+
+    def inputs(self, method: Method) -> list[Any]:
+        """What the method's formula sees: one input for each of its models."""
+        match method.source:
+            case Pixels():
+                return [self._once("pixels", self._pixels)]
+            case Embeddings():
+                return [self._once("embeddings", self._embeddings)]
+            case Outcomes():
+                return [self._once("outcomes", self._outcomes)]
+            case Gradients(models=models, journey=journey):
+                members = range(len(self._folders(models)))
+                objective = str(objective_of(method, self.objective))
+                return [self._gradients(models, member, objective, journey) for member in members]
+            case _:
+                return [Counts(len(self.queries), len(self.train), self.settings.seed)]
+
+    def cost(self, method: Method) -> Cost:
+        """Of the features behind a method's scores, shared ones in parts."""
+        if not isinstance(method.source, Gradients):
+            return Cost()
+        objective = str(objective_of(method, self.objective))
+        sides = ("train", "journey" if method.source.journey else "queries")
+        members = range(len(self._folders(method.source.models)))
+        stores = [self._stores(method.source.models, member)[side][objective] for member in members for side in sides]
+        return sum((store.cost for store in stores), Cost())
+
+    def seconds(self, method: Method) -> float:
+        """That a method's inputs have taken, in this process or in an earlier one."""
+        match method.source:
+            case Gradients():
+                cost = self.cost(method)
+                return cost.gradients + cost.projection
+            case Embeddings():
+                return self._seconds["embeddings"]
+            case _:
+                return 0.0
+
+    def check(self, method: Method) -> None:
+        """Say what the method lacks, before anything takes its time."""
+        match method.source:
+            case Embeddings():
+                _ = self.encoder
+            case Outcomes():
+                self._benchmark.losses_of(self.queries)
+            case Gradients(models=models, journey=journey):
+                objective_of(method, self.objective)
+                self._folders(models)
+                if journey:
+                    self._journeys.check()
+
+    def of_what_there_is(self) -> "Evidence":
+        """The same for those of the methods that lack nothing; says what the others lack."""
+        there = []
+        for method in self.methods:
+            try:
+                self.check(method)
+                there.append(method)
+            except UsageError as error:
+                say(f"Left out: {method.name}: {error}")
+        return replace(self, methods=there)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        return load_encoder(self.resources.encoder, str(self.model.device))
+
+    def _once(self, key: Any, make: Any) -> Any:
+        if key not in self._made:
+            started = time.perf_counter()
+            self._made[key] = make()
+            self._seconds[key] = time.perf_counter() - started
+        return self._made[key]
+
+    def _pixels(self) -> Vectors:
+        return _in_memory(*(images.tensor(range(len(images))).flatten(1).numpy() for images in self._both))
+
+    def _embeddings(self) -> Vectors:
+        return _in_memory(*(embed(self.encoder, images) for images in self._both))
+
+    def _outcomes(self) -> RetrainedLosses:
+        first = slice(self.resources.subsets)
+        return RetrainedLosses(self._benchmark.masks[first], self._benchmark.losses_of(self.queries)[first])
+
+    @property
+    def _both(self) -> tuple[Images, Images]:
+        return self.train, self.queries
+
+    @cached_property
+    def _benchmark(self) -> Benchmark:
+        if self.resources.retrained is None:
+            raise UsageError("there are no retrained models: give a benchmark folder as --retrained")
+        benchmark = Benchmark.open(self.resources.retrained)
+        benchmark.check_train(self.train)
+        return benchmark
+
+    @cached_property
+    def _journeys(self) -> Journeys:
+        return Journeys(self.model, self.queries, self.resources.ddim_steps, self.resources.step)
+
+    def _folders(self, models: Models) -> list[Path | None]:
+        """Where the models lie whose gradients count; None is the model itself."""
+        match models:
+            case "final":
+                return [None]
+            case "checkpoints":
+                return [*evenly_spaced(self.resources.checkpoints, self.resources.checkpoint_count)]
+            case "retrained":
+                found = self._benchmark.retrained[: self.resources.subsets]
+                if not found:
+                    raise UsageError(
+                        f"{self._benchmark.folder} did not keep its retrained models: make it with --keep-models"
+                    )
+                return [*found[: self.resources.ensemble_size]]
+
+    def _gradients(self, models: Models, member: int, objective: str, journey: bool) -> Vectors:
+        stores = self._stores(models, member)
+        train, queries = stores["train"][objective], stores["journey" if journey else "queries"][objective]
+
+        def kernel() -> Kernel:
+            found: Kernel = self._once((models, member, objective), partial(decompose, train))
+            return found
+
+        return Vectors(train, queries.numpy(), kernel)
+
+    def _stores(self, models: Models, member: int) -> Stores:
+        found: Stores = self._once((models, member), partial(self._featurize, models, member))
+        return found
+
+    def _featurize(self, models: Models, member: int) -> Stores:
+        """The stores of one model for all methods that need it, by images and objective."""
+        path = self._folders(models)[member]
+        wanted: dict[bool, dict[str, None]] = {False: {}, True: {}}  # by whether along the journey
+        for method in self.methods:
+            if isinstance(method.source, Gradients) and method.source.models == models:
+                wanted[method.source.journey][str(objective_of(method, self.objective))] = None
+        model, settings, folder = self.model, self.settings, self.folder
+        if path is not None:
+            model, folder = load_model(str(path)).to(self.model.device), folder / path.name
+            settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
+        make = partial(featurize, model, folder=folder)
+        stores = {"train": make(self.train, [*wanted[False] | wanted[True]], settings, name="train")}
+        if wanted[False]:
+            name = f"queries-{self.queries.fingerprint[:8]}"
+            stores["queries"] = make(self.queries, [*wanted[False]], settings, name=name)
+        if wanted[True]:
+            if self.resources.step is not None:
+                settings = replace(settings, draws=DRAWS_AT_ONE_STEP)
+            name = f"journeys-{self._journeys.fingerprint[:8]}"
+            stores["journey"] = make(self._journeys, [*wanted[True]], settings, name=name)
+        return stores
+
+
+def evenly_spaced(folder: Path | None, count: int) -> list[Path]:
+    """`count` of the models in a folder, the last among them, in the order of the numbers in their names."""
+    if folder is None:
+        raise UsageError("there are no checkpoints of the training: give their folder as --checkpoints")
+    found = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    if not found:
+        raise UsageError(f"no checkpoints in {folder}: it holds no folders of models")
+    found.sort(key=lambda path: ([int(number) for number in re.findall(r"\d+", path.name)], path.name))
+    ends = np.linspace(0, len(found), min(count, len(found)) + 1)[1:]
+    return [found[round(end) - 1] for end in ends]
+
+
+def _in_memory(train: NDArray[np.float32], queries: NDArray[np.float32]) -> Vectors:
+    rows = InMemory(train)
+    return Vectors(rows, queries, partial(decompose, rows))

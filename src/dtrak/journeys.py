@@ -1,0 +1,105 @@
+"""Pictures on their way: what the model took each x_t for, as DDIM drew a picture from its seed.
+
+    x̂_0(x_t) = (x_t − √(1−ᾱ_t) ε_θ(x_t, t)) / √ᾱ_t
+
+Journey-TRAK asks which images made the model think so at t: the gradient of L_Simple at (x̂_0(x_t), t).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dtrak.data import Images
+from dtrak.errors import UsageError
+from dtrak.models import DiffusionModel
+from dtrak.noise import stable_hash
+from dtrak.sampling import BATCH, sample
+
+SEED = "seed"  # the column of generated pictures that says from what they were drawn
+CLOSE = 2  # of a pixel's 256 values, on average: what rounding may do on another machine
+
+
+@dataclass(frozen=True, eq=False)
+class Journeys:
+    """The trajectories of generated pictures: every step of them, or the one at timestep `step`."""
+
+    model: DiffusionModel
+    pictures: Images
+    steps: int = 50  # of DDIM
+    step: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def ids(self) -> NDArray[Any]:
+        return self.pictures.ids
+
+    @property
+    def source(self) -> str:
+        return self.pictures.source
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.pictures.shape
+
+    @property
+    def fingerprint(self) -> str:
+        text = f"{self.model.fingerprint} {self.pictures.fingerprint} {self.steps} {self.step}"
+        return f"{stable_hash(text):016x}"
+
+    @property
+    def timesteps(self) -> tuple[int, ...]:
+        """t of the steps that count, falling."""
+        every = tuple(self.model.ddim(self.steps).timesteps.tolist())
+        if self.step is None:
+            return every
+        if self.step not in every:
+            passed = ", ".join(map(str, every[:2]))
+            raise UsageError(f"step {self.step}: {self.steps} steps of DDIM pass through {passed}, … {every[-1]}")
+        return (self.step,)
+
+    def tensor(self, rows: Sequence[int] | NDArray[Any]) -> Tensor:
+        """x̂_0 [B, timesteps, C, H, W]."""
+        return self._estimates[list(rows)]
+
+    @cached_property
+    def _estimates(self) -> Tensor:
+        seeds = self.seeds()
+        return torch.cat([self._draw(seeds[start : start + BATCH], start) for start in range(0, len(seeds), BATCH)])
+
+    def _draw(self, seeds: list[int], first: int) -> Tensor:
+        drawn = sample(self.model, seeds, self.steps, trajectory=True)
+        self._check_drawn(drawn.pictures.cpu(), seeds, first)
+        assert drawn.estimates is not None
+        counting = [index for index, t in enumerate(drawn.timesteps.tolist()) if t in self.timesteps]
+        return drawn.estimates[counting].transpose(0, 1).cpu()
+
+    def check(self) -> None:
+        """Find what is wrong with the question before any picture is drawn."""
+        _ = self.timesteps, self.seeds()
+
+    def seeds(self) -> list[int]:
+        column = self.pictures.columns.get(SEED)
+        if column is None:
+            raise UsageError(
+                f"journey-trak follows how a picture was drawn, but {self.source} has no column {SEED!r} that says "
+                "from which: ask about what `dtrak generate` made"
+            )
+        return [int(seed) for seed in column]
+
+    def _check_drawn(self, drawn: Tensor, seeds: list[int], first: int) -> None:
+        """Refuse pictures that the model did not draw from their seeds."""
+        asked = self.pictures.tensor(range(first, first + len(seeds)))
+        apart = 127.5 * (drawn - asked).abs().flatten(1).mean(1)
+        worst = int(apart.argmax())
+        if apart[worst] > CLOSE:
+            raise UsageError(
+                f"{self.ids[first + worst]} of {self.source} is not what {self.model.source} draws from seed "
+                f"{seeds[worst]} in {self.steps} steps"
+            )

@@ -1,0 +1,16 @@
+"""Scores that know nothing: what any method has to beat."""
+
+import numpy as np
+
+from dtrak.damping import Damping
+from dtrak.methods.inputs import Counts
+from dtrak.methods.method import Method, Nothing, Values
+from dtrak.noise import stream
+
+
+def random_scores(counts: Counts, damping: Damping) -> Values:
+    """τ(x)_n ~ N(0, 1), fixed by the seed."""
+    return stream(counts.seed, "random").standard_normal((counts.queries, counts.train), dtype=np.float32)
+
+
+RANDOM = Method("random", "the control", Nothing(), random_scores)

@@ -1,0 +1,61 @@
+"""Methods that need no gradient, only retrained models: how did a query's loss differ where an image was in?"""
+
+import warnings
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LassoCV, RidgeCV
+
+from dtrak.damping import Damping
+from dtrak.errors import UsageError
+from dtrak.kernels import Array
+from dtrak.methods.inputs import RetrainedLosses
+from dtrak.methods.method import Method, Outcomes, Values
+
+STRENGTHS = np.logspace(-2, 5, 22)  # of ridge regression; the masks' columns have a variance of ¼
+FEWEST_MODELS = 4
+
+
+def empirical_influence(outcomes: RetrainedLosses, damping: Damping) -> Values:
+    """τ(x)_n = mean loss of x over models trained without n − mean loss over models trained with n."""
+    masks = outcomes.masks.astype(np.float64)
+    losses = outcomes.losses.astype(np.float64)
+    _check(outcomes)
+    with_it = losses.T @ masks / masks.sum(0).clip(min=1)
+    without = losses.T @ (1 - masks) / (1 - masks).sum(0).clip(min=1)
+    always_or_never = masks.all(0) | ~masks.any(0)  # nothing to compare
+    return np.where(always_or_never, 0, without - with_it).astype(np.float32)
+
+
+def datamodel(outcomes: RetrainedLosses, damping: Damping) -> Values:
+    """τ(x) = −w of the ridge regression  loss(x) ≈ w·mask + c,  its strength chosen by leave-one-out for each query."""
+    _check(outcomes)
+    fitted = RidgeCV(STRENGTHS, alpha_per_target=True).fit(*_regression(outcomes))
+    return np.asarray(-fitted.coef_.reshape(outcomes.losses.shape[1], -1), dtype=np.float32)
+
+
+def datamodel_lasso(outcomes: RetrainedLosses, damping: Damping) -> Values:
+    """τ(x) = −w of the lasso  loss(x) ≈ w·mask + c,  its strength chosen by cross-validation for each query."""
+    _check(outcomes)
+    masks, losses = _regression(outcomes)
+    folds = min(5, len(masks))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # at strengths that are not chosen
+        fits = [LassoCV(cv=folds).fit(masks, of_query).coef_ for of_query in losses.T]
+    return -np.stack(fits).astype(np.float32)
+
+
+def _regression(outcomes: RetrainedLosses) -> tuple[Array, Array]:
+    return outcomes.masks.astype(np.float64), outcomes.losses.astype(np.float64)
+
+
+def _check(outcomes: RetrainedLosses) -> None:
+    if len(outcomes.masks) < FEWEST_MODELS:
+        raise UsageError(f"{len(outcomes.masks)} retrained models are too few to compare: at least {FEWEST_MODELS}")
+
+
+EMPIRICAL_INFLUENCE = Method(
+    "empirical-influence", "mean loss without the image − mean loss with it", Outcomes(), empirical_influence
+)
+DATAMODEL = Method("datamodel", "ridge regression of the loss on who was in the training set", Outcomes(), datamodel)
+DATAMODEL_LASSO = Method("datamodel-lasso", "the same with the lasso", Outcomes(), datamodel_lasso)

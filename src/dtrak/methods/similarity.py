@@ -1,0 +1,33 @@
+"""Methods without a kernel: the dot product or the cosine of two images' pixels, embeddings or gradients."""
+
+import numpy as np
+
+from dtrak.damping import Damping
+from dtrak.methods.inputs import Vectors
+from dtrak.methods.method import Embeddings, Gradients, Method, Pixels, Values
+
+
+def dot(vectors: Vectors, damping: Damping) -> Values:
+    """τ(x)_n = φ(x)·φ_n."""
+    queries = vectors.queries.astype(np.float64)
+    blocks = [queries @ block.numpy().T for _, block in vectors.train.blocks()]
+    return np.concatenate(blocks, axis=1).astype(np.float32)
+
+
+def cosine(vectors: Vectors, damping: Damping) -> Values:
+    """τ(x)_n = φ(x)·φ_n / (‖φ(x)‖ ‖φ_n‖), and 0 where one of the two is zero."""
+    train = np.concatenate([np.linalg.norm(block.double().numpy(), axis=1) for _, block in vectors.train.blocks()])
+    queries = np.linalg.norm(vectors.queries.astype(np.float64), axis=1)
+    norms = np.outer(queries, train)
+    products = dot(vectors, damping)
+    return np.divide(products, norms, out=np.zeros_like(norms), where=norms > 0).astype(np.float32)
+
+
+RAW_PIXEL_DOT = Method("raw-pixel-dot", "dot product of the images", Pixels(), dot)
+RAW_PIXEL_COSINE = Method("raw-pixel-cosine", "cosine of the images", Pixels(), cosine)
+CLIP_DOT = Method("clip-dot", "dot product of the images' embeddings", Embeddings(), dot)
+CLIP_COSINE = Method("clip-cosine", "cosine of the images' embeddings", Embeddings(), cosine)
+GRADIENT_DOT = Method("gradient-dot", "dot product of the gradients of the training loss", Gradients(), dot)
+GRADIENT_COSINE = Method("gradient-cosine", "cosine of the gradients of the training loss", Gradients(), cosine)
+TRACIN = Method("tracin", "the mean of gradient-dot over checkpoints", Gradients(models="checkpoints"), dot)
+GAS = Method("gas", "the mean of gradient-cosine over checkpoints", Gradients(models="checkpoints"), cosine)
