@@ -23,7 +23,7 @@ from dtrak.memory import activation_bytes
 from dtrak.models import DiffusionModel, ddpm
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
-from dtrak.recipes import Training
+from dtrak.recipes import Recipe, Training
 from dtrak.runs import Run
 
 STATE = "training.safetensors"
@@ -63,6 +63,17 @@ def _train(run: Run, device: str) -> None:
                 trainer.save(state)
                 saved = time.monotonic()
     ddpm.save(trainer.model, run.folder / "model")
+
+
+def train_in_memory(recipe: Recipe, images: Images, device: str) -> DiffusionModel:
+    """The recipe's model as `train` trains it, on these images instead of the recipe's; nothing is written."""
+    torch.manual_seed(recipe.training.seed)
+    model = ddpm.new(recipe.model.unet, recipe.model.schedule.model_dump(), images.shape, recipe.name)
+    trainer = Trainer(model.to(device), images, recipe.training)
+    with reproducible():
+        while trainer.step < trainer.steps:
+            trainer.take_step()
+    return trainer.model
 
 
 class Trainer:

@@ -1,0 +1,82 @@
+"""Where work runs: in this process, in a pool of processes on this machine, or on a Ray cluster.
+
+An engine calls `work(context, job)` for every job. What it returns comes home to the caller, so no file system has to
+be shared. A job has the same number of threads wherever it runs, so its sums are the same, bit for bit. Adding an
+engine is a class and a line in `make_engine`.
+"""
+
+import os
+import pickle
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from dtrak.errors import DtrakError, UsageError, choose
+
+Context = TypeVar("Context")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+ENGINES = ("process", "pool", "ray")
+MOST_DEATHS = 3  # of workers, over one job
+
+
+class Engine(Protocol):
+    def run(
+        self,
+        work: Callable[[Context, Job], Result],
+        context: Context,
+        jobs: Sequence[Job],
+        threads: int = 1,
+    ) -> Iterator[tuple[Job, Result]]:
+        """Yield every job with its result when it is done, in any order.
+
+        `work` is a function at the top of a module; each worker is sent the context once. A job has so many `threads`.
+        """
+        ...
+
+
+def make_engine(name: str, workers: int | None = None, address: str | None = None) -> Engine:
+    """The engine of that name; `workers` jobs at a time if given, on the Ray cluster at `address` if given."""
+    choose("engine", name, ENGINES)
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers {workers}: it must be at least 1")
+    if address is not None and name != "ray":
+        raise UsageError(f"address {address}: only the engine ray has one, not {name}")
+    if name == "ray":
+        from dtrak.engines.ray_cluster import RayCluster
+
+        return RayCluster(workers, address)
+    if name == "pool":
+        from dtrak.engines.pool import Pool
+
+        return Pool(workers)
+    if workers is not None and workers > 1:
+        raise UsageError(f"workers {workers}: the engine process is a single one; choose pool or ray for more")
+    from dtrak.engines.this_process import ThisProcess
+
+    return ThisProcess()
+
+
+def attempt(work: Callable[[Context, Job], Result], context: Context, job: Job) -> tuple[Result] | Exception:
+    """The answer of a worker that must not die of a job: (result,), or the exception that came instead."""
+    try:
+        return (work(context, job),)
+    except Exception as error:
+        return sendable(error)
+
+
+def sendable(error: Exception) -> Exception:
+    """The exception with its traceback as a note; a plain one with the same message if it cannot be pickled."""
+    story = traceback.format_exc()
+    try:
+        copy: Exception = pickle.loads(pickle.dumps(error))
+    except Exception:
+        copy = DtrakError(f"{type(error).__name__}: {error}")
+    copy.add_note(story)
+    return copy
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,105 @@
+"""Processes on this machine, each started afresh (`worker.py`) and given one job at a time.
+
+A worker that dies loses its own job only, which another one does again. Workers end with the process that started them,
+whatever ends it: each watches a pipe that breaks with it.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from signal import Signals
+
+from dtrak.engines import MOST_DEATHS, Context, Job, Result, cores
+from dtrak.errors import DtrakError
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+SECONDS_TO_DIE = 5.0
+
+
+class Pool:
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers  # as many as there are cores for if None
+
+    def run(
+        self,
+        work: Callable[[Context, Job], Result],
+        context: Context,
+        jobs: Sequence[Job],
+        threads: int = 1,
+    ) -> Iterator[tuple[Job, Result]]:
+        task = pickle.dumps((work, context))
+        wanted = min(self.workers or max(1, cores() // threads), len(jobs))
+        waiting, deaths = deque(range(len(jobs))), Counter[int]()
+        idle: list[Worker] = []
+        busy: dict[Connection, tuple[Worker, int]] = {}
+        try:
+            while waiting or busy:
+                missing = wanted - len(idle) - len(busy)
+                started = [Worker(threads) for _ in range(missing)]
+                idle += started
+                for worker in started:  # all of them start up at the same time
+                    worker.send(task)
+                while waiting and idle:
+                    worker, index = idle.pop(), waiting.popleft()
+                    busy[worker.connection] = worker, index
+                    worker.send(pickle.dumps(jobs[index]))
+                for connection in wait(list(busy)):
+                    assert isinstance(connection, Connection)
+                    worker, index = busy.pop(connection)
+                    try:
+                        answer = connection.recv()
+                    except (EOFError, OSError):
+                        deaths[index] += 1
+                        death = worker.death()
+                        if deaths[index] == MOST_DEATHS:
+                            raise DtrakError(f"{jobs[index]}: {MOST_DEATHS} workers died of it, {death}") from None
+                        waiting.appendleft(index)
+                        continue
+                    idle.append(worker)
+                    if isinstance(answer, Exception):
+                        raise answer
+                    yield jobs[index], answer[0]
+        finally:
+            for worker in [*idle, *(worker for worker, _ in busy.values())]:
+                worker.end()
+
+
+class Worker:
+    """A process that runs `worker.py`, and the line to it."""
+
+    def __init__(self, threads: int) -> None:
+        self.connection, far_end = Pipe()
+        settings = dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        with far_end:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dtrak.engines.worker", str(far_end.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=[far_end.fileno()],
+                env=os.environ | settings,
+                process_group=0,  # Ctrl-C is for the parent, which then ends its workers
+            )
+
+    def send(self, message: bytes) -> None:
+        with suppress(OSError):  # a dead worker shows when its answer is read
+            self.connection.send_bytes(message)
+
+    def death(self) -> str:
+        """How it died, once its line is broken."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(SECONDS_TO_DIE)
+        code = self.end()
+        return f"killed by {Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+    def end(self) -> int:
+        self.connection.close()
+        self.process.kill()
+        code = self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        return code

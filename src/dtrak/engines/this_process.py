@@ -1,0 +1,33 @@
+"""One job after the other, in this process."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from dtrak.engines import Context, Job, Result
+
+
+class ThisProcess:
+    def run(
+        self,
+        work: Callable[[Context, Job], Result],
+        context: Context,
+        jobs: Sequence[Job],
+        threads: int = 1,
+    ) -> Iterator[tuple[Job, Result]]:
+        for job in jobs:
+            with exactly(threads):
+                result = work(context, job)
+            yield job, result
+
+
+@contextmanager
+def exactly(threads: int) -> Iterator[None]:
+    """So many threads of torch, neither more nor fewer."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,36 @@
+"""A process of the pool: takes the work and its context, then one job after the other, and answers each.
+
+    python -m dtrak.engines.worker DESCRIPTOR
+
+DESCRIPTOR is its end of the line to the pool. Its standard input is there only to break when the pool's process ends.
+"""
+
+import os
+import pickle
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+from dtrak.engines import attempt, sendable
+
+
+def main() -> None:
+    threading.Thread(target=_end_with_the_pool, daemon=True).start()
+    connection: Connection = Connection(int(sys.argv[1]))
+    try:
+        work, context = pickle.loads(connection.recv_bytes())
+        while True:
+            connection.send(attempt(work, context, pickle.loads(connection.recv_bytes())))
+    except EOFError:  # there is no more to do
+        return
+    except Exception as error:  # what came or what goes cannot be pickled
+        connection.send(sendable(error))
+
+
+def _end_with_the_pool() -> None:
+    os.read(0, 1)  # nothing is ever written there
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Train a model again on subsets of its images, and see what becomes of some pictures.
+
+A job is one training from scratch, on one subset with one seed, and what is wanted of the model that it gives. Jobs are
+independent of each other and run on any engine.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dtrak.data import Images
+from dtrak.engines import Engine, cores
+from dtrak.evaluation.outputs import model_outputs
+from dtrak.memory import activation_bytes, total_memory
+from dtrak.models import DiffusionModel, ddpm
+from dtrak.pictures import Picture
+from dtrak.progress import progress_bar
+from dtrak.recipes import Recipe
+from dtrak.sampling import sample
+from dtrak.training import train_in_memory
+
+Arrays = dict[str, NDArray[Any]]
+
+# What a process with torch and diffusers takes by itself, and the part of all memory that jobs may fill.
+PROCESS_BYTES = 512 << 20
+MEMORY_SHARE = 1 / 2
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Which noised copies of a query its outputs are the mean over."""
+
+    timesteps: tuple[int, ...]
+    noises: int = 3
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Retraining:
+    """What all jobs have in common."""
+
+    recipe: Recipe
+    images: Images  # N, in memory
+    masks: NDArray[np.bool_]  # [M, N], the subsets
+    queries: Mapping[str, Images] = field(default_factory=dict)  # in memory, too
+    outputs: Outputs = Outputs(())
+    keep_weights: bool = False
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Job:
+    subset: int  # which of the masks
+    seed: int = 0  # added to the recipe's training seed
+    draw: tuple[int, ...] = ()  # seeds of pictures to generate
+    trajectory: bool = False  # whether what they were taken for on the way is wanted as well
+
+    def __str__(self) -> str:
+        return f"subset-{self.subset:03d}-seed-{self.seed}"
+
+
+def retrain(context: Retraining, job: Job) -> Arrays:
+    """Train the recipe's model on a subset; gives what was asked for:
+
+    - "outputs/NAME", float64 [objectives, Q], of each set of queries
+    - "pictures", float32 [B, C, H, W] in [−1, 1], drawn from the job's seeds
+    - "estimates", float32 [steps, B, C, H, W], what each step of DDIM took them for: x̂_0
+    - "weights/NAME", each of the network's
+    """
+    recipe = with_training_seed(context.recipe, context.recipe.training.seed + job.seed)
+    model = train_in_memory(recipe, context.images.select(np.flatnonzero(context.masks[job.subset])), context.device)
+    wanted = context.outputs
+    arrays: Arrays = {
+        f"outputs/{name}": model_outputs(model, images, wanted.timesteps, wanted.noises, wanted.seed)
+        for name, images in context.queries.items()
+    }
+    if job.draw:
+        drawn = sample(model, job.draw, recipe.generation.steps, job.trajectory)
+        arrays["pictures"] = drawn.pictures.cpu().numpy()
+        if drawn.estimates is not None:
+            arrays["estimates"] = drawn.estimates.cpu().numpy()
+    if context.keep_weights:
+        state = model.network.state_dict()
+        arrays |= {f"weights/{name}": value.cpu().numpy() for name, value in state.items()}
+    return arrays
+
+
+def retrained(
+    context: Retraining, jobs: Sequence[Job], engine: Engine, threads: int, done: int = 0
+) -> Iterator[tuple[Job, Arrays]]:
+    """What each job gives, as they finish, with a progress bar over these and the `done` ones."""
+    with progress_bar("retrain", done + len(jobs), "models") as advance:
+        advance(done)
+        for job, arrays in engine.run(retrain, context, jobs, threads):
+            yield job, arrays
+            advance(1)
+
+
+def model_of(context: Retraining, arrays: Arrays) -> DiffusionModel:
+    """The model whose weights a job has kept."""
+    recipe = context.recipe
+    model = ddpm.new(recipe.model.unet, recipe.model.schedule.model_dump(), context.images.shape, recipe.name)
+    prefix = "weights/"
+    weights = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    model.network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    return model
+
+
+def with_training_seed(recipe: Recipe, seed: int) -> Recipe:
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"seed": seed})})
+
+
+def in_memory(images: Images) -> Images:
+    """The same images, read, cropped and resized once: they can be sent to where their files are not."""
+    pixels = images.pixels(range(len(images)))
+    pictures = [Picture(f"{images.source}, image {id_}", one) for id_, one in zip(images.ids, pixels, strict=True)]
+    return replace(images, _pictures=np.fromiter(pictures, dtype=np.object_), _crop=None, _size=None)
+
+
+def threads_per_job(recipe: Recipe, shape: tuple[int, int, int]) -> int:
+    """One, unless so many models as there are cores would not fit into memory: then fewer, with more threads each."""
+    model = ddpm.new(recipe.model.unet, recipe.model.schedule.model_dump(), shape, recipe.name)
+    weights = sum(value.nbytes for value in model.network.parameters())
+    activations = activation_bytes(model) * recipe.training.batch_size
+    job_bytes = PROCESS_BYTES + activations + 4 * weights  # with their gradients and the optimiser's two moments
+    fitting = int(MEMORY_SHARE * total_memory(torch.device("cpu")) / job_bytes)
+    return max(1, cores() // max(1, min(cores(), fitting)))

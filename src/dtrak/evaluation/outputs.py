@@ -1,0 +1,66 @@
+"""What a model does with a picture: each objective's value, averaged over timesteps and noises.
+
+    f(x) = (1/KZ) Σ_t Σ_z ℓ(x, t, ε_tz)        for every ℓ of `OBJECTIVES`, from one forward pass each
+
+L_Simple is the output that LDS predicts. The noise ε_tz depends on (seed, timestep, draw) alone: it is the same for
+every image and every model, and another than that of the features.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dtrak.data import Images
+from dtrak.devices import reproducible
+from dtrak.errors import DtrakError
+from dtrak.memory import activation_bytes
+from dtrak.models import DiffusionModel
+from dtrak.noise import gaussian
+from dtrak.objectives import OBJECTIVES
+
+# Larger passes are no faster, and fall out of the caches.
+PASS_BYTES = 32 << 20
+
+
+@torch.no_grad()
+def model_outputs(
+    model: DiffusionModel, images: Images, timesteps: Sequence[int], noises: int = 3, seed: int = 0
+) -> NDArray[np.float64]:
+    """[objectives, Q] in the order of `OBJECTIVES`, for Q images."""
+    model.network.eval()
+    model.check_fits(images.shape, images.source)
+    copies = [(timestep, draw) for timestep in timesteps for draw in range(noises)]
+    clean = images.tensor(range(len(images))).to(model.device)
+    sums = torch.zeros(len(OBJECTIVES), len(images), dtype=torch.float64)
+    size = max(1, PASS_BYTES // activation_bytes(model))
+    with reproducible():
+        for start in range(0, len(copies) * len(images), size):
+            pairs = torch.arange(start, min(start + size, len(copies) * len(images)))
+            used, rows = pairs // len(images), pairs % len(images)  # every image with one copy, then with the next
+            values = _values(model, clean, rows, copies, used, seed)
+            bad = ~values.isfinite().all(0)
+            if bad.any():
+                first = int(bad.nonzero()[0])
+                raise DtrakError(
+                    f"the model's output is not finite for image {images.ids[rows[first]]} "
+                    f"at timestep {copies[used[first]][0]}"
+                )
+            sums.index_add_(1, rows, values)
+    return (sums / len(copies)).numpy()
+
+
+def _values(
+    model: DiffusionModel, clean: Tensor, rows: Tensor, copies: list[tuple[int, int]], used: Tensor, seed: int
+) -> Tensor:
+    """ℓ of the images `rows` [B] noised as the copies `used` [B] say, float64 [objectives, B]."""
+    first = int(used[0])
+    own = copies[first : int(used[-1]) + 1]
+    noise = torch.stack([gaussian(model.shape, seed, "output", timestep, draw) for timestep, draw in own])
+    noise = noise[used - first].to(clean.device)
+    timesteps = torch.tensor([timestep for timestep, _ in own])[used - first].to(clean.device)
+    predicted = model.predict_noise(model.add_noise(clean[rows], noise, timesteps), timesteps)
+    weights = model.elbo_weights(timesteps)
+    return torch.stack([objective(predicted, noise, weights) for objective in OBJECTIVES.values()]).double().cpu()

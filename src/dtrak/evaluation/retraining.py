@@ -1,0 +1,232 @@
+"""Make a benchmark folder: retrain a run's model on random subsets, and keep the outputs for the run's queries.
+
+- model/, train.npz, validation.npz, generated.npz: what is attributed, to what, and for which queries
+- masks.npy bool [M, N]; losses.npy, generated_losses.npy float32 [M, S, Q]: L_Simple after retraining
+- outputs/validation-square.npy, …: the same for the other objectives
+- benchmark.json: how it was made; jobs/: what each job gave; retrained/: the models, if they are kept
+
+Each job is written as it finishes, whole or not at all: a kill costs the jobs under way and no others. The arrays are
+put together when all jobs are there.
+"""
+
+import io
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrak.data import Images
+from dtrak.engines import Engine
+from dtrak.errors import DtrakError, UsageError, choose
+from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, in_memory, model_of, retrained, threads_per_job
+from dtrak.evaluation.subsets import random_subsets
+from dtrak.files import alone_in, clear_leftovers, whole_folder, write_bytes, write_json
+from dtrak.models import ddpm
+from dtrak.objectives import OBJECTIVES
+from dtrak.progress import say
+from dtrak.runs import Run, versions
+from dtrak.timesteps import select_timesteps
+
+LOSSES = {"validation": "losses.npy", "generated": "generated_losses.npy"}
+GROWING = ("subsets", "seeds")  # there can be more of them later
+AS_FOUND = ("threads", "versions")  # of who began
+
+
+@dataclass(frozen=True)
+class RetrainingSettings:
+    subsets: int = 64
+    fraction: float = 0.5  # of all images, in each subset
+    seeds: int = 3  # trainings of each subset
+    seed: int = 0  # of the subsets and of the outputs' noise
+    timesteps: int | str | None = None  # of the outputs, as for features; all of them if None
+    noises: int = 3  # at each timestep
+    keep_models: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("subsets", "seeds", "noises"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)}: it must be at least 1")
+        if self.seed < 0:
+            raise UsageError(f"seed {self.seed}: it must not be negative")
+
+
+def make_benchmark(
+    run: Run,
+    folder: Path,
+    settings: RetrainingSettings,
+    engine: Engine,
+    queries: Mapping[str, Images],
+    device: str = "cpu",
+) -> None:
+    """Make the folder for a trained run, or go on with it.
+
+    `queries` are "validation" and "generated" ones, or either. More subsets or seeds than before add to what is there.
+    """
+    for name in queries:
+        choose("queries", name, list(LOSSES))
+    model = run.model()
+    for images in queries.values():
+        model.check_fits(images.shape, images.source)
+    total = model.timesteps
+    timesteps = select_timesteps(total if settings.timesteps is None else settings.timesteps, total)
+    train, queries = in_memory(run.train_images), {name: in_memory(images) for name, images in queries.items()}
+    labels = train.columns.get("label")
+    context = Retraining(
+        run.recipe,
+        train,
+        random_subsets(settings.subsets, len(train), settings.fraction, labels, settings.seed),
+        queries,
+        Outputs(timesteps, settings.noises, settings.seed),
+        settings.keep_models,
+        device,
+    )
+    made_by: dict[str, Any] = {
+        "name": run.recipe.name,
+        "train": len(train),
+        "subsets": settings.subsets,
+        "fraction": settings.fraction,
+        "stratified": labels is not None,
+        "seeds": settings.seeds,
+        "seed": settings.seed,
+        "queries": {name: len(images) for name, images in queries.items()},
+        "timesteps": str(settings.timesteps or total),
+        "noises": settings.noises,
+        "keep_models": settings.keep_models,
+        "recipe": run.recipe.model_dump(mode="json", exclude={"data": {"subset"}}),
+        "fingerprints": {
+            "model": model.fingerprint,
+            **{name: images.fingerprint for name, images in {"train": train, **queries}.items()},
+        },
+        "threads": threads_per_job(run.recipe, train.shape),
+        "versions": versions(),
+    }
+    with alone_in(folder):
+        made_by |= _check_same(folder, made_by)
+        for place in (folder, *(folder / name for name in ("jobs", "outputs", "retrained"))):
+            clear_leftovers(place)
+        _write_what_there_is(folder, run, {"train": train, **queries})
+        if not (folder / "benchmark.json").exists():
+            write_json(folder / "benchmark.json", made_by)
+        jobs = [Job(subset, seed) for seed in range(settings.seeds) for subset in range(settings.subsets)]
+        _do_missing(folder, context, jobs, engine, made_by["threads"])
+        _assemble(folder, context, jobs)
+        write_json(folder / "benchmark.json", made_by)
+
+
+def _check_same(folder: Path, made_by: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a folder that was made with other settings; gives those that whoever began has fixed."""
+    path = folder / "benchmark.json"
+    if not path.exists():
+        return {}
+    try:
+        stored = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path} does not say how {folder} was made: {error}") from error
+    fixed = {key: made_by[key] for key in made_by if key not in (*GROWING, *AS_FOUND)}
+    difference = _difference({key: stored.get(key) for key in fixed}, fixed)
+    if difference is not None:
+        name, there, wanted = difference
+        raise UsageError(f"{folder} was made with {name} {there}, not {wanted}: give another folder, or remove it")
+    return {key: stored[key] for key in AS_FOUND if key in stored}
+
+
+def _difference(there: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Where two nested dictionaries differ first: ("recipe.training.epochs", 3, 4)."""
+    if not isinstance(there, dict) or not isinstance(wanted, dict):
+        return None if there == wanted else (name, there, wanted)
+    for key in {**there, **wanted}:
+        found = _difference(there.get(key), wanted.get(key), f"{name}.{key}" if name else key)
+        if found is not None:
+            return found
+    return None
+
+
+def _write_what_there_is(folder: Path, run: Run, sets: Mapping[str, Images]) -> None:
+    """The model and the sets of images, by the names of their files."""
+    if not (folder / "model").exists():
+        with whole_folder(folder / "model") as temporary:
+            shutil.copytree(run.folder / "model", temporary, dirs_exist_ok=True)
+    for name, images in sets.items():
+        if not (folder / f"{name}.npz").exists():
+            write_bytes(folder / f"{name}.npz", _npz(_as_arrays(images)))
+
+
+def _as_arrays(images: Images) -> Arrays:
+    """What `load_images` reads from an .npz file."""
+    arrays: Arrays = {"images": images.pixels(range(len(images)))}
+    if not np.array_equal(images.ids, np.arange(len(images))):
+        arrays["ids"] = images.ids
+    for column, key in {"label": "labels", "seed": "seeds"}.items():
+        if column in images.columns:
+            values = images.columns[column]
+            arrays[key] = values if values.dtype.kind in "iuU" else values.astype(str)
+    return arrays
+
+
+def _do_missing(folder: Path, context: Retraining, jobs: list[Job], engine: Engine, threads: int) -> None:
+    missing = [job for job in jobs if _outputs(folder, context, job) is None]
+    if not missing:
+        return
+    size = int(context.masks[0].sum())
+    say(
+        f"{len(missing):,} of {len(jobs):,} models to train from scratch, each on {size:,} of {len(context.images):,} "
+        f"images with {threads} thread{'s' * (threads > 1)}"
+    )
+    for job, arrays in retrained(context, missing, engine, threads, len(jobs) - len(missing)):
+        if context.keep_weights:
+            ddpm.save(model_of(context, arrays), folder / "retrained" / str(job))
+        write_bytes(_path(folder, job), _npz({key: arrays[key] for key in _shapes(context)}))
+
+
+def _path(folder: Path, job: Job) -> Path:
+    return folder / "jobs" / f"{job}.npz"
+
+
+def _shapes(context: Retraining) -> dict[str, tuple[int, int]]:
+    """Of the arrays that are kept of a job."""
+    return {f"outputs/{name}": (len(OBJECTIVES), len(images)) for name, images in context.queries.items()}
+
+
+def _outputs(folder: Path, context: Retraining, job: Job) -> Arrays | None:
+    """What a finished job has left; None if it is not there whole."""
+    if context.keep_weights and not (folder / "retrained" / str(job)).exists():
+        return None
+    try:
+        with np.load(_path(folder, job), allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in _shapes(context)}
+    except Exception:  # damaged archives raise all kinds
+        return None
+    return arrays if {key: array.shape for key, array in arrays.items()} == _shapes(context) else None
+
+
+def _assemble(folder: Path, context: Retraining, jobs: list[Job]) -> None:
+    """Put the jobs' outputs together as float32 [M, S, Q] for each objective and set of queries."""
+    seeds = 1 + max(job.seed for job in jobs)
+    for name, images in context.queries.items():
+        together = np.empty((len(OBJECTIVES), len(context.masks), seeds, len(images)), dtype=np.float32)
+        for job in jobs:
+            outputs = _outputs(folder, context, job)
+            if outputs is None:
+                raise DtrakError(f"{_path(folder, job)} is gone or damaged: run the command again")
+            together[:, job.subset, job.seed] = outputs[f"outputs/{name}"]
+        for objective, values in zip(OBJECTIVES, together, strict=True):
+            path = LOSSES[name] if objective == "simple" else f"outputs/{name}-{objective}.npy"
+            write_bytes(folder / path, _npy(values))
+    write_bytes(folder / "masks.npy", _npy(context.masks))
+
+
+def _npy(array: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _npz(arrays: Arrays) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()

@@ -1,0 +1,339 @@
+"""Engines: the same results wherever work runs, nothing lost to what dies, and nothing left running."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from dtrak.engines import ENGINES, Engine, make_engine
+from dtrak.errors import DtrakError, UsageError
+
+TESTS = Path(__file__).parent
+
+# What jobs do. Every start and every end leaves a file, so that it can be counted.
+
+
+def mark(folder: Path, what: str) -> None:
+    (folder / f"{what}-{os.getpid()}-{time.monotonic_ns()}").touch()
+
+
+def marks(folder: Path, what: str) -> int:
+    return len(list(folder.glob(f"{what}-*")))
+
+
+def double(context: int, job: int) -> tuple[int, int]:
+    return context, 2 * job
+
+
+def fail(context: str, job: int) -> None:
+    raise UsageError(f"{context} {job}")
+
+
+class TwoPartsError(Exception):
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def fail_strangely(context: str, job: int) -> None:
+    raise TwoPartsError(context, str(job))
+
+
+def marked(folder: Path, job: int) -> int:
+    mark(folder, f"start-{job}")
+    time.sleep(0.5)
+    mark(folder, f"end-{job}")
+    return job
+
+
+def die_at_first(folder: Path, job: int) -> int:
+    mark(folder, f"start-{job}")
+    if job == 1 and marks(folder, "start-1") == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return job
+
+
+def die(folder: Path, job: int) -> None:
+    mark(folder, f"start-{job}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def compute_for_ever(folder: Path, job: int) -> None:
+    mark(folder, "start")
+    while True:
+        sum(range(1000))
+
+
+def threads_and_sum(context: int, job: int) -> tuple[int, bytes]:
+    """A product of matrices, whose rounding depends on how many threads share it."""
+    import torch
+
+    a, b = (torch.randn(300, 300, generator=torch.Generator().manual_seed(seed)) for seed in (job, context))
+    return torch.get_num_threads(), (a @ b).sum().numpy().tobytes()
+
+
+class Counted:
+    """A context that leaves a mark wherever it arrives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state
+        mark(self.folder, "arrival")
+
+
+def rest(context: Counted, job: int) -> int:
+    time.sleep(0.1)
+    return job
+
+
+# A Ray cluster of three nodes, each of its own processes, all of them on 127.0.0.1.
+
+
+@pytest.fixture(scope="module")
+def ray_nodes() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_health_check_period_ms", "500")
+        patch.setenv("PYTHONPATH", str(TESTS))
+        from ray.cluster_utils import Cluster
+
+        settings = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
+        cluster = Cluster()
+        with TemporaryDirectory() as folder:  # tmp_path is too long for the names of sockets
+            try:
+                cluster.add_node(num_cpus=0, temp_dir=folder, **settings)
+                for _ in range(2):
+                    cluster.add_node(num_cpus=1, **settings)
+                yield cluster
+            finally:
+                cluster.shutdown()
+
+
+@pytest.fixture
+def make(request: pytest.FixtureRequest) -> Callable[[str], Engine]:
+    """Engines by name, Ray's on the cluster above."""
+    return lambda name: make_engine(
+        name, address=request.getfixturevalue("ray_nodes").address if name == "ray" else None
+    )
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == pid:
+            found.append(int(status.parent.name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.01)
+
+
+# all of them
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_job_comes_back_with_its_result(name: str, make: Callable[[str], Engine]) -> None:
+    results = list(make(name).run(double, 7, range(9)))
+    assert sorted(results) == [(job, (7, 2 * job)) for job in range(9)]
+    assert list(make(name).run(double, 7, [])) == []
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_exception_comes_to_the_caller_as_it_was(name: str, make: Callable[[str], Engine]) -> None:
+    with pytest.raises(UsageError, match="no digit 3"):
+        list(make(name).run(fail, "no digit", [3]))
+
+
+@pytest.mark.parametrize("name", ["pool", "ray"])
+def test_an_exception_that_cannot_be_sent_keeps_its_message(name: str, make: Callable[[str], Engine]) -> None:
+    with pytest.raises(DtrakError, match="TwoPartsError: one and 2") as caught:
+        list(make(name).run(fail_strangely, "one", [2]))
+    assert "in fail_strangely" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_job_has_its_threads_wherever_it_runs(threads: int) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    answers = {}
+    for name in ("process", "pool"):
+        answers[name] = sorted(make_engine(name, workers=1).run(threads_and_sum, 5, range(3), threads))
+    assert torch.get_num_threads() == before
+    assert answers["process"] == answers["pool"]
+    assert {found for _, (found, _) in answers["pool"]} == {threads}
+
+
+def test_a_ray_cluster_of_its_own_stays_on_this_machine_and_ends(ray_nodes: Any) -> None:
+    """Its jobs have their threads, too."""
+    import ray
+
+    before = set(children(os.getpid()))
+    running = make_engine("ray", workers=1).run(threads_and_sum, 5, range(3), 2)
+    answers = [next(running)]
+    (node,) = ray.nodes()
+    assert node["NodeManagerAddress"] == "127.0.0.1"
+    assert node["Resources"]["CPU"] == 2
+    answers += running
+    assert not ray.is_initialized()
+    wait_until(lambda: set(children(os.getpid())) <= before)
+    assert sorted(answers) == sorted(make_engine("process").run(threads_and_sum, 5, range(3), 2))
+
+
+def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
+    make: Callable[[str], Engine], finished_run: Path
+) -> None:
+    from dtrak.evaluation.jobs import Job, Outputs, Retraining, in_memory, retrain
+    from dtrak.evaluation.subsets import random_subsets
+    from dtrak.runs import Run
+
+    run = Run.open(finished_run)
+    queries = {"validation": in_memory(run.query_images("digits:validation").select(range(3)))}
+    masks = random_subsets(2, 1000)
+    context = Retraining(run.recipe, in_memory(run.train_images), masks, queries, Outputs((0, 500)), keep_weights=True)
+    job = Job(1, draw=(4,))
+    here, there = (dict(make(name).run(retrain, context, [job]))[job] for name in ("process", "ray"))
+    assert here.keys() == there.keys()
+    assert all(there[key].tobytes() == array.tobytes() for key, array in here.items())
+
+
+# a pool
+
+
+def test_a_killed_worker_loses_its_own_job_only_which_is_done_again(tmp_path: Path) -> None:
+    results = list(make_engine("pool", workers=2).run(die_at_first, tmp_path, range(6)))
+    assert sorted(results) == [(job, job) for job in range(6)]
+    assert [marks(tmp_path, f"start-{job}") for job in range(6)] == [1, 2, 1, 1, 1, 1]
+
+
+def test_a_job_that_kills_three_workers_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(DtrakError, match=r"^5: 3 workers died of it, killed by SIGKILL$"):
+        list(make_engine("pool").run(die, tmp_path, [5]))
+    assert marks(tmp_path, "start-5") == 3
+
+
+def test_a_context_is_sent_to_each_worker_once(tmp_path: Path) -> None:
+    assert len(list(make_engine("pool", workers=2).run(rest, Counted(tmp_path), range(8)))) == 8
+    assert marks(tmp_path, "arrival") == 2
+
+
+def test_what_is_not_waited_for_is_not_left_running(tmp_path: Path) -> None:
+    before = set(children(os.getpid()))
+    running = make_engine("pool", workers=2).run(marked, tmp_path, range(50))
+    next(running)
+    running.close()  # type: ignore[attr-defined]
+    assert set(children(os.getpid())) <= before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_the_process_that_started_them(number: int, tmp_path: Path) -> None:
+    script = (
+        "from pathlib import Path\nfrom dtrak.engines import make_engine\nimport test_engines\n"
+        f"list(make_engine('pool', workers=2).run(test_engines.compute_for_ever, Path({str(tmp_path)!r}), [1, 2]))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=TESTS, stderr=subprocess.PIPE)
+    try:
+        wait_until(lambda: marks(tmp_path, "start") == 2)
+        workers = children(parent.pid)
+        assert len(workers) == 2
+        parent.send_signal(number)
+        assert parent.wait(5) == -number
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 5)
+    finally:
+        parent.kill()
+        parent.communicate()
+
+
+# Ray
+
+
+def test_a_node_that_is_killed_loses_nothing_and_nothing_finished_is_done_again(
+    ray_nodes: Any, make: Callable[[str], Engine], tmp_path: Path
+) -> None:
+    victim = min(ray_nodes.worker_nodes, key=lambda node: str(node.unique_id))
+    raylet = victim.all_processes["raylet"][0].process.pid
+    results, killed = [], 0
+
+    def running_there() -> list[int]:
+        """The jobs that the victim has started and not ended."""
+        workers = {str(pid) for pid in children(raylet)}
+        started, ended = (
+            {path.name.split("-")[1] for path in tmp_path.glob(f"{what}-*") if path.name.split("-")[2] in workers}
+            for what in ("start", "end")
+        )
+        return [int(job) for job in started - ended]
+
+    for job, result in make("ray").run(marked, tmp_path, range(10)):
+        results.append((job, result))
+        if not killed and len(results) >= 3:
+            wait_until(lambda: bool(running_there()))
+            (lost,) = running_there()
+            workers = children(raylet)
+            for pid in (raylet, *workers):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+    assert killed >= 2
+    assert sorted(results) == [(job, job) for job in range(10)]
+    assert [marks(tmp_path, f"end-{job}") for job in range(10)] == [1] * 10
+    assert [marks(tmp_path, f"start-{job}") for job in range(10)] == [2 if job == lost else 1 for job in range(10)]
+
+
+# what cannot be
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "address", "says"),
+    [
+        ("cluster", None, None, "unknown engine 'cluster': choose from process, pool, ray"),
+        ("pool", 0, None, "workers 0: it must be at least 1"),
+        ("process", 2, None, "workers 2: the engine process is a single one; choose pool or ray for more"),
+        ("pool", None, "auto", "address auto: only the engine ray has one, not pool"),
+    ],
+)
+def test_wrong_engines_are_refused(name: str, workers: int | None, address: str | None, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        make_engine(name, workers, address)
+
+
+def test_without_ray_its_engine_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "dtrak.engines.ray_cluster", raising=False)
+    with pytest.raises(UsageError, match=r"the engine ray is not installed: pip install 'dtrak\[ray\]'"):
+        make_engine("ray")
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1: .* refused"), ("here", "'here': give the host:port of a Ray")],
+)
+def test_a_cluster_that_is_not_there_is_named_at_once(ray_nodes: Any, address: str, says: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(UsageError, match=says):
+        list(make_engine("ray", address=address).run(double, 1, [1]))
+    assert time.monotonic() - began < 5
+
+
+def test_a_job_that_fits_on_no_node_is_refused(make: Callable[[str], Engine]) -> None:
+    with pytest.raises(UsageError, match="a job takes 64 threads, but no node of the Ray cluster has more than 1 CPUs"):
+        list(make("ray").run(double, 1, [1], 64))
