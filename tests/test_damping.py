@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtrak.damping import GRIDS, Damping, damping_of_dimension, effective_dimension
+from dtrak.damping import (
+    GRIDS,
+    Damping,
+    agreed_dimension,
+    damping_of_dimension,
+    effective_dimension,
+    scores_of_others,
+)
 from dtrak.errors import UsageError
 from dtrak.kernels import Kernel, decompose
 from dtrak.methods.inputs import InMemory
@@ -19,10 +26,10 @@ def kernel_of(n: int, k: int, seed: int = 0, scale: float = 1.0) -> Kernel:
 
 @settings(max_examples=60, deadline=None)
 @given(n=st.integers(1, 40), k=st.integers(1, 40), seed=st.integers(0, 20))
-def test_the_rule_keeps_as_many_directions_as_the_root_of_the_images(n: int, k: int, seed: int) -> None:
+def test_spectrum_keeps_a_tenth_as_many_directions_as_there_are_images(n: int, k: int, seed: int) -> None:
     kernel = kernel_of(n, k, seed)
-    found = Damping.parse("auto").absolute(kernel)
-    expected = min(n**0.5, min(n, k) / 2)
+    found = Damping.parse("spectrum").absolute(kernel)
+    expected = min(n / 10, min(n, k) / 2)
     hat = found * np.linalg.inv(kernel.train @ kernel.train.T + found * np.eye(n))  # λ(K + λI)⁻¹ = I − K(K + λI)⁻¹
     assert n - np.trace(hat) == pytest.approx(expected, rel=1e-4)
 
@@ -35,7 +42,7 @@ def test_dimension_falls_as_damping_grows_and_each_has_its_damping() -> None:
         assert effective_dimension(kernel, damping_of_dimension(kernel, dimension)) == pytest.approx(dimension)
 
 
-@pytest.mark.parametrize("text", ["auto", "0.1"])
+@pytest.mark.parametrize("text", ["spectrum", "0.1"])
 def test_scores_do_not_depend_on_the_features_scale(text: str) -> None:
     damping = Damping.parse(text)
     small, large = kernel_of(15, 8), kernel_of(15, 8, scale=100)
@@ -61,3 +68,43 @@ def test_damping_that_makes_no_sense_is_named(damping: str) -> None:
     with pytest.raises(UsageError) as caught:
         Damping.parse(damping)
     assert repr(damping) in str(caught.value)
+
+
+def noisy_views(dimension: int, noise: float, n: int = 120, k: int = 200) -> tuple[Kernel, Kernel]:
+    """Two objectives' features: the same `dimension` directions of the images, each with noise of its own."""
+    random = np.random.default_rng(0)
+    signal = random.normal(size=(n, dimension))
+    views = [
+        signal @ random.normal(size=(dimension, k)) / dimension**0.5 + noise * random.normal(size=(n, k))
+        for _ in range(2)
+    ]
+    first, second = (decompose(InMemory(view.astype(np.float32))) for view in views)
+    return first, second
+
+
+def test_auto_keeps_what_two_objectives_share_and_forgets_the_noise_of_each() -> None:
+    few, many = (agreed_dimension(*noisy_views(dimension, 0.3)) for dimension in (5, 30))
+    assert 3 < few < 10
+    assert 15 < many < 45
+    assert agreed_dimension(*noisy_views(30, 3.0)) < many
+
+
+def test_auto_is_symmetric_and_needs_two_objectives() -> None:
+    first, second = noisy_views(10, 0.5)
+    found = Damping.parse("auto").absolute(first, lambda: second)
+    assert effective_dimension(first, found) == pytest.approx(agreed_dimension(first, second))
+    assert agreed_dimension(second, first) == pytest.approx(agreed_dimension(first, second), rel=0.5)
+    with pytest.raises(UsageError, match="two objectives"):
+        Damping.parse("auto").absolute(first)
+
+
+def test_scores_of_others_are_those_of_a_kernel_without_the_image_itself() -> None:
+    """Leave-one-out by brute force, standardised, for one image at one dimension."""
+    features = np.random.default_rng(0).normal(size=(12, 20)).astype(np.float32)
+    kernel, row = decompose(InMemory(features)), 4
+    found = scores_of_others(kernel, np.array([row]), np.array([3.0]))[0, 0]
+    rest, damping = np.delete(features, row, 0).astype(np.float64), damping_of_dimension(kernel, 3)
+    expected = features[row] @ np.linalg.inv(rest.T @ rest + damping * np.eye(20)) @ rest.T
+    expected = (expected - expected.mean()) / np.linalg.norm(expected - expected.mean())
+    np.testing.assert_allclose(np.delete(found, row), expected, rtol=1e-4, atol=1e-6)
+    assert found[row] == 0

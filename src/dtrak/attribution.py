@@ -38,7 +38,7 @@ def attribute(
     queries: Data,
     method: str | Sequence[str] = "d-trak",
     *,
-    damping: float | str = "auto",
+    damping: float | str = "spectrum",
     cache: str | Path | None = None,
     device: str | None = None,
     **settings: Any,
@@ -46,16 +46,19 @@ def attribute(
     """Score every training image for every query.
 
     `method` is a name from `dtrak.methods`, or several, which share what they can; then the answer is a dictionary by
-    name. ["all"] stands for every method whose needs are met. `damping` is "auto", a fraction of the mean eigenvalue of
-    ΦΦᵀ, or "absolute:λ". `cache` is a folder that keeps the features: the next question about the same training images
-    costs only its queries. `settings` are `objective`, which replaces D-TRAK's L_Square, and the fields of
-    `FeatureSettings` (timesteps, projection_dim, parameters, seed, …) and of `Resources` (checkpoints, retrained,
-    encoder, …), for the methods that need them.
+    name. ["all"] stands for every method whose needs are met. `damping` is "spectrum", "auto", a fraction of the mean
+    eigenvalue of ΦΦᵀ, or "absolute:λ" (see `dtrak.damping`). `cache` is a folder that keeps the features: the next
+    question about the same training images costs only its queries. `settings` are `objective`, which replaces D-TRAK's
+    L_Square, and the fields of `FeatureSettings` (timesteps, projection_dim, parameters, seed, …) and of `Resources`
+    (checkpoints, retrained, encoder, …), for the methods that need them.
     """
     names = [method] if isinstance(method, str) else list(method)
     parsed_damping = Damping.parse(damping)
     with TemporaryDirectory() if cache is None else nullcontext(cache) as folder:
-        evidence = gather(model, train, queries, names, Path(folder), device=device, **settings)
+        with_partners = parsed_damping.kind == "auto"
+        evidence = gather(
+            model, train, queries, names, Path(folder), device=device, with_partners=with_partners, **settings
+        )
         scores = {one.name: score(evidence, one, parsed_damping) for one in evidence.methods}
     return scores[names[0]] if isinstance(method, str) else scores
 
@@ -69,6 +72,7 @@ def gather(
     *,
     objective: str | None = None,
     device: str | None = None,
+    with_partners: bool = False,
     **settings: Any,
 ) -> Evidence:
     """Check the question and lay out what its methods will score from; the work comes with the first score."""
@@ -83,7 +87,7 @@ def gather(
     queries = queries if isinstance(queries, Images) else load_images(str(queries))
     model.check_fits(queries.shape, queries.source)
     model.to(device or model.device)
-    evidence = Evidence(model, train, queries, chosen, objective, of_features, resources, cache)
+    evidence = Evidence(model, train, queries, chosen, objective, of_features, resources, cache, with_partners)
     if list(methods) == [ALL]:
         return evidence.of_what_there_is()
     for one in chosen:

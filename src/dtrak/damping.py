@@ -1,35 +1,45 @@
 """λ: how little the training images may differ in a direction before the kernel forgets it.
 
-By default λ is read off the spectrum, such that the kernel keeps as many directions as the root of the images' number:
+What matters is how many directions the kernel keeps, its effective dimension
 
-    d(λ) = Σ_r s_r / (s_r + λ) = √N
+    d(λ) = Σ_r s_r / (s_r + λ)
 
-which needs no search and no retrained model, and follows the objective, the timesteps and the parameters by itself.
+On the same model the best λ of different objectives lie orders of magnitude apart, but their d hardly differ. So both
+ways to do without a search set d: `spectrum` to a tenth of the images, `auto` to where two objectives agree.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from dtrak.errors import UsageError
-from dtrak.kernels import Kernel
+from dtrak.kernels import Array, Kernel
+from dtrak.noise import stream
+
+SHARE = 0.1  # of the images: what `spectrum` takes as the dimension
+TRIED = 24  # dimensions that `auto` tries
+ASKED = 100  # training images that it asks about
+
+Partner = Callable[[], Kernel]  # the kernel of the same images' gradients of another objective
 
 
 @dataclass(frozen=True)
 class Damping:
-    """λ by rule, as a fraction of the mean eigenvalue of ΦΦᵀ so that no scale of the features matters, or as it is."""
+    """λ by a rule, as it is, or as a fraction of the mean eigenvalue of ΦΦᵀ, so that no scale matters."""
 
-    kind: Literal["auto", "relative", "absolute"] = "auto"
-    value: float = np.nan  # unless by rule
+    kind: Literal["spectrum", "auto", "relative", "absolute"] = "spectrum"
+    value: float = 0.0  # unless by a rule
 
     @classmethod
     def parse(cls, text: float | str) -> "Damping":
-        """From `auto`, from `0.1`, relative, or from `absolute:5`."""
+        """From `spectrum`, from `auto`, from `0.1`, relative, or from `absolute:5`."""
         text = str(text)
-        if text == "auto":
-            return cls()
+        if text in ("spectrum", "auto"):
+            return cls("spectrum" if text == "spectrum" else "auto")
         number = text.removeprefix("absolute:")
         try:
             value = float(number)
@@ -37,14 +47,19 @@ class Damping:
             value = np.nan
         if not (np.isfinite(value) and value > 0):
             raise UsageError(
-                f"damping {text!r}: give auto, a positive fraction of the mean eigenvalue such as 0.1, or absolute:5"
+                f"damping {text!r}: give spectrum, auto, a positive fraction of the mean eigenvalue such as 0.1, "
+                "or absolute:5"
             )
         return cls("relative" if number == text else "absolute", value)
 
-    def absolute(self, kernel: Kernel) -> float:
+    def absolute(self, kernel: Kernel, partner: Partner | None = None) -> float:
         match self.kind:
+            case "spectrum":
+                return damping_of_dimension(kernel, SHARE * kernel.images)
             case "auto":
-                return damping_of_dimension(kernel, kernel.images**0.5)
+                if partner is None:
+                    raise UsageError("damping 'auto' compares two objectives, but there is only one here")
+                return damping_of_dimension(kernel, agreed_dimension(kernel, partner()))
             case "relative":
                 return self.value * kernel.mean_eigenvalue
             case "absolute":
@@ -52,7 +67,7 @@ class Damping:
 
 
 def effective_dimension(kernel: Kernel, damping: float) -> float:
-    """d(λ) = Σ_r s_r / (s_r + λ): how many directions the kernel keeps; falls from r to 0 as λ grows."""
+    """d(λ): how many directions the kernel keeps; falls from r to 0 as λ grows."""
     return float((kernel.eigenvalues / (kernel.eigenvalues + damping)).sum())
 
 
@@ -63,6 +78,41 @@ def damping_of_dimension(kernel: Kernel, dimension: float) -> float:
     low = np.log(kernel.eigenvalues[0] / (2 * rank))  # d ≥ r − ½
     high = np.log(kernel.eigenvalues.sum() / dimension)  # d ≤ Σ s / λ
     return float(np.exp(brentq(lambda log: effective_dimension(kernel, np.exp(log)) - dimension, low, high)))
+
+
+def agreed_dimension(kernel: Kernel, partner: Kernel) -> float:
+    """The dimension of `kernel` on which it and its partner settle, each predicting the other's scores.
+
+    Two objectives see the same influence with different noise. What the one says with little damping is noisy but not
+    blurred, so the dimension whose scores predict it best is a compromise of the two. Starting there, each in turn
+    takes the dimension that correlates best with the other's choice, until neither moves.
+    """
+    most = min(len(kernel.eigenvalues), len(partner.eigenvalues)) / 2
+    dimensions = np.geomspace(min(4, most / 2), most, TRIED)
+    rows = stream("auto damping").permutation(len(kernel.train))[:ASKED]
+    own, other = (scores_of_others(one, rows, dimensions) for one in (kernel, partner))
+    agreement = np.einsum("irn,jrn->ij", own, other, optimize=True)  # [own dimensions, the other's]
+    answer_to_other, answer_to_own = agreement.argmax(0), agreement.argmax(1)
+    choice = TRIED - 1
+    for _ in range(TRIED):  # it moves one way along the grid
+        mine = answer_to_other[choice]
+        choice = answer_to_own[mine]
+    return float(dimensions[mine])
+
+
+def scores_of_others(kernel: Kernel, rows: NDArray[np.int64], dimensions: Array) -> NDArray[np.float32]:
+    """What every image does for the training images `rows`, standardised: [dimensions, rows, N].
+
+    Leaving the image itself out of the kernel would scale the scores of all others alike: only its own is dropped.
+    """
+    found = np.empty((len(dimensions), len(rows), len(kernel.train)), dtype=np.float32)
+    for index, dimension in enumerate(dimensions):
+        weights = 1 / (kernel.eigenvalues + damping_of_dimension(kernel, dimension))
+        found[index] = (kernel.train[rows] * weights) @ kernel.train.T
+    found[:, np.arange(len(rows)), rows] = np.nan
+    found -= np.nanmean(found, axis=2, keepdims=True)
+    norms = np.sqrt(np.nansum(found**2, axis=2, keepdims=True))
+    return np.asarray(np.nan_to_num(np.divide(found, norms, out=np.zeros_like(found), where=norms > 0)))
 
 
 # What a sweep tries: the paper's own values, and half decades of the mean eigenvalue.

@@ -61,6 +61,7 @@ class Evidence:
     settings: FeatureSettings
     resources: Resources
     folder: Path  # that keeps features
+    with_partners: bool = False  # whether damping will compare each objective with another
     _made: dict[Any, Any] = field(default_factory=dict)
     _seconds: dict[Any, float] = field(default_factory=dict)  # that what was made has taken
 
@@ -189,11 +190,12 @@ class Evidence:
         stores = self._stores(models, member)
         train, queries = stores["train"][objective], stores["journey" if journey else "queries"][objective]
 
-        def kernel() -> Kernel:
-            found: Kernel = self._once((models, member, objective), partial(decompose, train))
+        def kernel(of: str) -> Kernel:
+            found: Kernel = self._once((models, member, of), partial(decompose, stores["train"][of]))
             return found
 
-        return Vectors(train, queries.numpy(), kernel)
+        partner = partial(kernel, partner_of(objective)) if self.with_partners else None
+        return Vectors(train, queries.numpy(), partial(kernel, objective), partner)
 
     def _stores(self, models: Models, member: int) -> Stores:
         found: Stores = self._once((models, member), partial(self._featurize, models, member))
@@ -211,7 +213,10 @@ class Evidence:
             model, folder = load_model(str(path)).to(self.model.device), folder / path.name
             settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
         make = partial(featurize, model, folder=folder)
-        stores = {"train": make(self.train, [*wanted[False] | wanted[True]], settings, name="train")}
+        of_train = wanted[False] | wanted[True]
+        if self.with_partners:
+            of_train |= dict.fromkeys(map(partner_of, of_train))
+        stores = {"train": make(self.train, [*of_train], settings, name="train")}
         if wanted[False]:
             name = f"queries-{self.queries.fingerprint[:8]}"
             stores["queries"] = make(self.queries, [*wanted[False]], settings, name=name)
@@ -221,6 +226,11 @@ class Evidence:
             name = f"journeys-{self._journeys.fingerprint[:8]}"
             stores["journey"] = make(self._journeys, [*wanted[True]], settings, name=name)
         return stores
+
+
+def partner_of(objective: str) -> str:
+    """Another objective that sees the same influence with different noise."""
+    return "square" if objective == "simple" else "simple"
 
 
 def evenly_spaced(folder: Path | None, count: int) -> list[Path]:

@@ -75,7 +75,7 @@ class Comparison:
         return json.dumps(content, indent=1) + "\n"
 
     def table(self) -> Table:
-        heads = ["method", "LDS %", "±", "low", "high", "λ", "GRAD s", "PROJ s", "all s"]
+        heads = ["method", "LDS %", "±", "low", "high", "λ", "GRAD", "PROJ", "all"]
         rows: list[list[Entry]] = [
             [
                 one.method,
@@ -126,6 +126,7 @@ def compare(
         cache,
         retrained=benchmark.folder,
         subsets=half,
+        with_partners=damping == "auto",
         **settings,
     )
     is_fitted = damping == CHOSEN or any(map(_learns_from_retrained, evidence.methods))
@@ -182,7 +183,7 @@ def _evaluate(
 def _relative(evidence: Evidence, method: Method, damping: Damping) -> float:
     """λ over the mean eigenvalue, the mean over the method's models."""
     inputs: list[Vectors] = evidence.inputs(method)
-    return float(np.mean([damping.absolute(one.kernel) / one.kernel.mean_eigenvalue for one in inputs]))
+    return float(np.mean([one.absolute(damping) / one.kernel.mean_eigenvalue for one in inputs]))
 
 
 def _learns_from_retrained(method: Method) -> bool:

@@ -39,6 +39,7 @@ LATEX = str.maketrans(
         "≥": r"$\geq$",
         "≠": r"$\neq$",
         "≈": r"$\approx$",
+        "ℓ": r"$\ell$",
         "∈": r"$\in$",
         "∞": r"$\infty$",
         "√": r"$\surd$",

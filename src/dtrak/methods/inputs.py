@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dtrak.damping import Damping, Partner
 from dtrak.kernels import Array, Kernel, Rows
 
 
@@ -20,10 +21,21 @@ class Vectors:
     train: Rows  # Φ [N, k]
     queries: NDArray[np.float32]  # φ(x) [Q, k]
     decomposition: Callable[[], Kernel]  # of the training side, which others may share
+    partner: Partner | None = None  # the same for another objective
 
     @cached_property
     def kernel(self) -> Kernel:
         return self.decomposition()
+
+    def absolute(self, damping: Damping) -> float:
+        """λ for this kernel."""
+        if damping not in self._dampings:
+            self._dampings[damping] = damping.absolute(self.kernel, self.partner)
+        return self._dampings[damping]
+
+    @cached_property
+    def _dampings(self) -> dict[Damping, float]:
+        return {}
 
     @cached_property
     def coordinates(self) -> Array:

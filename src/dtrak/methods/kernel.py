@@ -10,12 +10,12 @@ from dtrak.methods.method import Gradients, Method, Values
 
 def kernel_scores(vectors: Vectors, damping: Damping) -> Values:
     """τ(x)_n = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ φ_n."""
-    return vectors.kernel.scores(vectors.coordinates, damping.absolute(vectors.kernel))
+    return vectors.kernel.scores(vectors.coordinates, vectors.absolute(damping))
 
 
 def relative_scores(vectors: Vectors, damping: Damping) -> Values:
     """τ(x)_n = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ φ_n / ‖(ΦᵀΦ + λI)⁻¹ φ_n‖."""
-    norms = vectors.kernel.preconditioned_norms(damping.absolute(vectors.kernel))
+    norms = vectors.kernel.preconditioned_norms(vectors.absolute(damping))
     return _divided(kernel_scores(vectors, damping), norms)
 
 

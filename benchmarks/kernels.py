@@ -1,0 +1,114 @@
+"""Every λ at the price of one: time and memory of the whole grid of dampings, beside one explicit inverse for each.
+
+    python benchmarks/kernels.py                 # N = 5,000, k = 32,768, 1,000 queries, 27 dampings
+    python benchmarks/kernels.py --primal        # N = 50,000, k = 4,096
+
+Features are random numbers with the falling spectrum that gradients have, in a store on disk. Each row is a process of
+its own, so that its peak of memory is its own. The paper's code inverts ΦᵀΦ + λI anew for every λ; that is timed at a
+smaller k and scaled by k³ for the inverse and by k² for the products, as the table says.
+"""
+
+import argparse
+import multiprocessing
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from dtrak.damping import GRIDS
+from dtrak.features import FeatureStore, Manifest
+from dtrak.kernels import decompose
+
+SMALLER = 2048  # the k at which the explicit inverse is timed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--primal", action="store_true", help="N = 50,000 and k = 4,096 instead")
+    parser.add_argument("--train", type=int, help="N")
+    parser.add_argument("--dim", type=int, help="k")
+    parser.add_argument("--queries", type=int, default=1000)
+    parser.add_argument("--folder", type=Path, help="keep the features here; a temporary folder otherwise")
+    arguments = parser.parse_args()
+    train = arguments.train or (50_000 if arguments.primal else 5_000)
+    dim = arguments.dim or (4_096 if arguments.primal else 32_768)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (arguments.folder or Path(temporary)) / f"{train}-{dim}"
+        in_process(make_store, folder, train, dim)
+        table = Table("way", "seconds", "peak memory above start, MB", "said of it")
+        for dampings, said in ((1, "one λ"), (27, "the paper's grid")):
+            parts, peak = in_process(sweep, folder, arguments.queries, dampings)
+            spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in parts.items())
+            table.add_row(f"eigendecomposition, {said}", f"{sum(parts.values()):.0f}", f"{peak:,.0f}", spent)
+        (inverse, products), peak = in_process(explicit_inverse, folder, arguments.queries, min(SMALLER, dim))
+        factor = dim / min(SMALLER, dim)
+        scaled = 27 * (inverse * factor**3 + products * factor**2)
+        said = f"timed at k = {min(SMALLER, dim):,} ({inverse + products:.1f} s for one λ), scaled to {dim:,}"
+        table.add_row("explicit inverse for each λ, the paper's grid", f"{scaled:,.0f}", "–", said)
+        Console(width=140).print(f"N = {train:,}, k = {dim:,}, {arguments.queries:,} queries", table)
+
+
+def in_process(work, *arguments):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(work, arguments)
+
+
+def make_store(folder: Path, train: int, dim: int) -> None:
+    store = open_store(folder, train, dim)
+    scale = torch.arange(1, dim + 1) ** -0.75
+    for index in store.missing():
+        random = torch.Generator().manual_seed(index)
+        store.write(index, torch.randn(len(store.shards[index]), dim, generator=random) * scale)
+
+
+def open_store(folder: Path, train: int, dim: int) -> FeatureStore:
+    return FeatureStore.create(folder, Manifest("", "", "square", [0], 1, "shared", 0, "all", "sketch", dim, train))
+
+
+def queries_for(store: FeatureStore, count: int) -> np.ndarray:
+    scale = np.arange(1, store.dim + 1, dtype=np.float32) ** -0.75
+    return np.random.default_rng(0).standard_normal((count, store.dim), dtype=np.float32) * scale
+
+
+def sweep(folder: Path, count: int, dampings: int) -> tuple[dict[str, float], float]:
+    """Seconds of each part, and the peak of memory in MB; scores are summed up and dropped, one λ after another."""
+    store = FeatureStore.open(folder)
+    queries, before = queries_for(store, count), peak_memory()
+    parts, clock = {}, time.perf_counter()
+    kernel = decompose(store)
+    parts["decompose"], clock = time.perf_counter() - clock, time.perf_counter()
+    coordinates = kernel.coordinates(queries)
+    parts["queries"], clock = time.perf_counter() - clock, time.perf_counter()
+    for damping in GRIDS["paper"][:dampings]:
+        kernel.scores(coordinates, damping.absolute(kernel))
+    parts["scores"] = time.perf_counter() - clock
+    return parts, peak_memory() - before
+
+
+def explicit_inverse(folder: Path, count: int, dim: int) -> tuple[tuple[float, float], float]:
+    """Seconds of the inverse and of the products for one λ, in float32 as the paper's code has it."""
+    store = FeatureStore.open(folder)
+    train = torch.cat([block[:, :dim] for _, block in store.blocks()])
+    queries = torch.from_numpy(queries_for(store, count)[:, :dim])
+    clock = time.perf_counter()
+    gram = train.T @ train + 1.0 * torch.eye(dim)
+    products = time.perf_counter() - clock
+    clock = time.perf_counter()
+    inverse = torch.linalg.inv(gram)
+    seconds = time.perf_counter() - clock
+    clock = time.perf_counter()
+    queries @ (inverse @ train.T)
+    return (seconds, products + time.perf_counter() - clock), peak_memory()
+
+
+def peak_memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main()
