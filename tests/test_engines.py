@@ -204,14 +204,14 @@ def test_a_ray_cluster_of_its_own_stays_on_this_machine_and_ends(ray_nodes: Any)
 def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
     make: Callable[[str], Engine], finished_run: Path
 ) -> None:
-    from dtrak.evaluation.jobs import Job, Outputs, Retraining, in_memory, retrain
+    from dtrak.evaluation.jobs import Job, Outputs, Retraining, retrain
     from dtrak.evaluation.subsets import random_subsets
     from dtrak.runs import Run
 
     run = Run.open(finished_run)
-    queries = {"validation": in_memory(run.query_images("digits:validation").select(range(3)))}
+    queries = {"validation": run.query_images("digits:validation").select(range(3)).in_memory()}
     masks = random_subsets(2, 1000)
-    context = Retraining(run.recipe, in_memory(run.train_images), masks, queries, Outputs((0, 500)), keep_weights=True)
+    context = Retraining(run.recipe, run.train_images.in_memory(), masks, queries, Outputs((0, 500)), keep_weights=True)
     job = Job(1, draw=(4,))
     here, there = (dict(make(name).run(retrain, context, [job]))[job] for name in ("process", "ray"))
     assert here.keys() == there.keys()

@@ -21,7 +21,7 @@ from dtrak.data import Images, load_images
 from dtrak.engines import make_engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation import outputs as outputs_module
-from dtrak.evaluation.jobs import Job, Retraining, in_memory, model_of, retrain, retrained, threads_per_job
+from dtrak.evaluation.jobs import Job, Retraining, model_of, retrain, retrained, threads_per_job
 from dtrak.evaluation.outputs import model_outputs
 from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
 from dtrak.evaluation.subsets import random_subsets
@@ -51,12 +51,14 @@ def make(run_folder: Path, folder: Path, engine: str = "process", **changes: Any
 
 
 def content(folder: Path, below: str = "**/*") -> dict[str, bytes]:
+    """Every file, but for locks and the time that jobs took."""
     files = [path for path in folder.glob(below) if path.is_file() and path.name != ".lock"]
+    files = [path for path in files if path.suffix != ".seconds"]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def written_at(folder: Path) -> dict[str, int]:
-    return {path.stem: path.stat().st_mtime_ns for path in sorted((folder / "jobs").iterdir())}
+    return {path.stem: path.stat().st_mtime_ns for path in sorted((folder / "jobs").glob("*.npz"))}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_outputs_that_are_not_finite_are_named() -> None:
 
 
 def context_of(run: Run, masks: Sequence[Sequence[bool]] | np.ndarray[Any, Any], **wanted: Any) -> Retraining:
-    return Retraining(run.recipe, in_memory(run.train_images), np.asarray(masks), keep_weights=True, **wanted)
+    return Retraining(run.recipe, run.train_images.in_memory(), np.asarray(masks), keep_weights=True, **wanted)
 
 
 def test_all_images_and_the_same_seed_give_the_runs_own_model(finished_run: Path) -> None:
@@ -131,7 +133,7 @@ def test_images_in_memory_are_the_same_and_need_no_file(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(256, size=(3, 12, 12, 3), dtype=np.uint8)
     np.savez(tmp_path / "images.npz", images=pixels, ids=np.array(["a", "b", "c"]))
     images = load_images(str(tmp_path / "images.npz"), crop=10, size=8)
-    copy = in_memory(images)
+    copy = images.in_memory()
     assert np.array_equal(copy.pixels([2, 0]), images.pixels([2, 0]))
     assert copy.ids.tolist() == ["a", "b", "c"]
     assert copy.shape == (3, 8, 8)
@@ -161,9 +163,9 @@ def test_the_folder_reads_back(benchmark: Path, finished_run: Path) -> None:
     ):
         assert np.array_equal(images.pixels(range(len(images))), original.pixels(range(len(original))))
         assert images.ids.tolist() == original.ids.tolist()
-        assert images.fingerprint == in_memory(original).fingerprint
+        assert images.fingerprint == original.in_memory().fingerprint
     assert np.array_equal(opened.train.columns["label"], run.train_images.columns["label"])
-    assert opened.queries("generated").columns["seeds"].tolist() == [0, 1, 2, 3]
+    assert opened.queries("generated").columns["seed"].tolist() == [0, 1, 2, 3]
     assert opened.masks.sum(1).tolist() == [500, 500]
     assert np.array_equal(opened.masks, random_subsets(2, 1000, 0.5, run.train_images.columns["label"]))
     made_by = json.loads((benchmark / "benchmark.json").read_text())

@@ -10,6 +10,7 @@ from typing import Any, overload
 from dtrak.damping import Damping
 from dtrak.data import Images, load_images
 from dtrak.devices import devices
+from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.evidence import Evidence, Resources
 from dtrak.featurizing import FeatureSettings
@@ -46,11 +47,13 @@ def attribute(
     """Score every training image for every query.
 
     `method` is a name from `dtrak.methods`, or several, which share what they can; then the answer is a dictionary by
-    name. ["all"] stands for every method whose needs are met. `damping` is "spectrum", "auto", a fraction of the mean
+    name. "all" stands for every method whose needs are met. `damping` is "spectrum", "auto", a fraction of the mean
     eigenvalue of ΦΦᵀ, or "absolute:λ" (see `dtrak.damping`). `cache` is a folder that keeps the features: the next
-    question about the same training images costs only its queries. `settings` are `objective`, which replaces D-TRAK's
-    L_Square, and the fields of `FeatureSettings` (timesteps, projection_dim, parameters, seed, …) and of `Resources`
-    (checkpoints, retrained, encoder, …), for the methods that need them.
+    question about the same training images costs only its queries. `settings` are
+
+    - `objective`, which replaces D-TRAK's L_Square, and `engine`, which computes gradients (see `dtrak.engines`);
+    - the fields of `FeatureSettings`: timesteps, projection_dim, parameters, seed, …;
+    - the fields of `Resources`, for the methods that need them: checkpoints, retrained, encoder, ….
     """
     names = [method] if isinstance(method, str) else list(method)
     parsed_damping = Damping.parse(damping)
@@ -60,7 +63,7 @@ def attribute(
             model, train, queries, names, Path(folder), device=device, with_partners=with_partners, **settings
         )
         scores = {one.name: score(evidence, one, parsed_damping) for one in evidence.methods}
-    return scores[names[0]] if isinstance(method, str) else scores
+    return scores[names[0]] if isinstance(method, str) and method != ALL else scores
 
 
 def gather(
@@ -72,6 +75,7 @@ def gather(
     *,
     objective: str | None = None,
     device: str | None = None,
+    engine: Engine | None = None,
     with_partners: bool = False,
     **settings: Any,
 ) -> Evidence:
@@ -87,7 +91,7 @@ def gather(
     queries = queries if isinstance(queries, Images) else load_images(str(queries))
     model.check_fits(queries.shape, queries.source)
     model.to(device or model.device)
-    evidence = Evidence(model, train, queries, chosen, objective, of_features, resources, cache, with_partners)
+    evidence = Evidence(model, train, queries, chosen, objective, of_features, resources, cache, engine, with_partners)
     if list(methods) == [ALL]:
         return evidence.of_what_there_is()
     for one in chosen:

@@ -59,6 +59,7 @@ class Benchmark:
 
     def losses(self, kind: str, output: str = "simple") -> NDArray[np.float32]:
         """[M, S, Q]: the objective `output` of each query under each retrained model."""
+        choose("queries", kind, list(QUERIES))
         name = QUERIES[kind] if output == "simple" else f"outputs/{kind}-{output}.npy"
         losses = self._array(name)
         expected = (len(self.masks), len(self.queries(kind)))
@@ -90,13 +91,19 @@ class Benchmark:
             raise UsageError(f"{train.source} does not hold the training images of {self.folder}, in their order")
 
     @property
-    def retrained(self) -> list[Path]:
-        """The folders of retrained models, one of each subset, if they were kept."""
-        found: dict[str, Path] = {}
+    def retrained(self) -> dict[int, Path]:
+        """The folders of retrained models by subset, one of each, where they were kept."""
+        found: dict[int, Path] = {}
         for path in sorted(self.folder.glob("retrained/subset-*-seed-*")):
             if match := re.fullmatch(r"subset-(\d+)-seed-\d+", path.name):
-                found.setdefault(match[1], path)
-        return list(found.values())
+                found.setdefault(int(match[1]), path)
+        return found
+
+    @property
+    def training_seconds(self) -> float | None:
+        """The mean over retrained models of what their training took, where that was kept."""
+        kept = [float(path.read_text()) for path in self.folder.glob("jobs/*.seconds")]
+        return float(np.mean(kept)) if kept else None
 
     def _array(self, name: str) -> NDArray[Any]:
         path = self.folder / name

@@ -120,7 +120,7 @@ def attribute(
 
     IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
     """
-    given = {"method": method, "damping": damping}
+    given = {"method": method, "damping": damping, "engine": options.typed_engine(settings)}
     changes = settings | {name: value for name, value in given.items() if value is not None}
     if run_folder is not None:
         if model is not None or train_source is not None or size is not None:

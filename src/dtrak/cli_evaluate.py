@@ -33,9 +33,6 @@ def lds(
     output_noises: options.OutputNoises = 3,
     validation_count: options.ValidationCount = 100,
     keep_models: options.KeepModels = False,
-    engine: options.Engine = "pool",
-    workers: options.Workers = None,
-    address: options.Address = None,
     device: options.Device = None,
 ) -> None:
     """Ask how well scores predict what models trained on random subsets do: the linear datamodelling score.
@@ -63,11 +60,13 @@ def lds(
     from dtrak.files import write_text
 
     check_question(queries, output_function, damping, grid)
+    engine = options.typed_engine(settings)
     if run_folder is not None:
         from dtrak.engines import make_engine
-        from dtrak.pipeline import benchmark_run
+        from dtrak.pipeline import benchmark_run, benchmark_settings
         from dtrak.runs import Run
 
+        run = Run.open(run_folder)
         retraining = RetrainingSettings(
             subsets=subsets,
             fraction=fraction,
@@ -76,17 +75,9 @@ def lds(
             noises=output_noises,
             keep_models=keep_models,
         )
-        made = benchmark_run(
-            Run.open(run_folder),
-            retraining,
-            validation_count,
-            make_engine(engine, workers, address),
-            options.chosen_device(device),
-        )
-        settings = {
-            "cache": run_folder / "features" / "benchmark",
-            "checkpoints": run_folder / "checkpoints",
-        } | settings
+        where = options.chosen_device(device)
+        made = benchmark_run(run, retraining, validation_count, engine or make_engine("pool"), where)
+        settings = benchmark_settings(run, settings)
     elif benchmark is not None:
         made = Benchmark.open(benchmark)
     with TemporaryDirectory() as temporary:
@@ -99,6 +90,7 @@ def lds(
             damping=damping,
             grid=grid,
             device=options.chosen_device(device),
+            engine=engine,
             **settings,
         )
     output.print(found.table())
@@ -109,4 +101,55 @@ def lds(
         from dtrak.evaluation.tables import write_table
 
         write_table(found.table(), table)
+        tell("The table", table)
+
+
+@app.command()
+@options.with_scoring
+def counterfactual(
+    settings: dict[str, Any],
+    run_folder: options.RunFolder,
+    method: options.EvaluatedMethods = "random,trak,d-trak",
+    count: options.QueryCount = None,
+    remove: options.Remove = None,
+    step: options.Steps = None,
+    encoder: options.JudgingEncoder = None,
+    damping: options.Damping = None,
+    table: options.TableFile = None,
+    device: options.Device = None,
+) -> None:
+    """Ask what becomes of a picture without the training images that scores say it came from.
+
+    For each generated picture, retrains the run's model without its highest-scoring images and draws from the same
+    seed again. Writes the distances between the two, boxplots and the pictures side by side into RUN/counterfactual.
+    """
+    from dtrak.evaluation.tables import check_table_path, write_table
+    from dtrak.files import check_writable
+    from dtrak.methods import split_methods
+    from dtrak.runs import Run
+
+    split_methods(method)
+    steps = options.chosen_steps(step)
+    opened = Run.open(run_folder)
+    if table is not None:
+        check_table_path(table)
+        check_writable(table)
+
+    from dtrak.engines import make_engine
+    from dtrak.evaluation import counterfactual as evaluation
+    from dtrak.pipeline import counterfactual_run
+
+    engine = options.typed_engine(settings)
+    question = evaluation.ask(opened, options.chosen_device(device), count, remove, steps)
+    given = {"method": method, "encoder": encoder, "damping": damping}
+    changes = settings | {name: value for name, value in given.items() if value is not None}
+    if engine is not None:
+        changes["engine"] = engine
+    results = counterfactual_run(question, changes, engine or make_engine("pool"))
+    shown = evaluation.table(results)
+    output.print(shown)
+    for result in results:
+        tell("The numbers and figures", evaluation.folder_of(question, result.step))
+    if table is not None:
+        write_table(shown, table)
         tell("The table", table)

@@ -61,6 +61,12 @@ class Images:
         columns = {name: column[chosen] for name, column in self.columns.items()}
         return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen])
 
+    def in_memory(self) -> "Images":
+        """The same images, read, cropped and resized once: they can be sent to where their files are not."""
+        pixels = self.pixels(range(len(self)))
+        pictures = [Picture(f"{self.source}, image {id_}", one) for id_, one in zip(self.ids, pixels, strict=True)]
+        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_), _crop=None, _size=None)
+
     def positions(self, ids: Sequence[Any] | NDArray[Any], what: str) -> NDArray[np.int64]:
         """[B], where each of `ids` is in this set; `what` tells in an error whose ids these are."""
         # Compared as text: ids come from files and command lines, where 5 and "5" are the same.

@@ -16,11 +16,16 @@ def devices() -> list[str]:
     return [*(cuda if torch.cuda.is_available() else []), *mps, "cpu"]
 
 
+def useful_threads(pass_bytes: int, most: int) -> int:
+    """How many of `most` threads are worth having for a pass with so many bytes of activations."""
+    return max(1, min(most, pass_bytes // ACTIVATION_BYTES_PER_THREAD))
+
+
 @contextmanager
 def threads_for(pass_bytes: int) -> Iterator[None]:
     """No more threads than a pass with so many bytes of activations can use; as many as before afterwards."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, min(before, pass_bytes // ACTIVATION_BYTES_PER_THREAD)))
+    torch.set_num_threads(useful_threads(pass_bytes, before))
     try:
         yield
     finally:

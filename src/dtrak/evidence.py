@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from dtrak.benchmark import Benchmark
 from dtrak.damping import Damping
 from dtrak.data import Images
 from dtrak.encoders import DEFAULT_ENCODER, Encoder, embed, load_encoder
+from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.features import Cost, FeatureStore
 from dtrak.featurizing import FeatureSettings, featurize
@@ -27,6 +28,7 @@ from dtrak.kernels import Kernel, decompose
 from dtrak.methods import Method, objective_of
 from dtrak.methods.inputs import Counts, InMemory, RetrainedLosses, Vectors
 from dtrak.methods.method import Embeddings, Gradients, Models, Outcomes, Pixels, Values
+from dtrak.methods.retraining import check_enough
 from dtrak.models import DiffusionModel, load_model
 from dtrak.noise import stable_hash
 from dtrak.progress import say
@@ -61,6 +63,7 @@ class Evidence:
     settings: FeatureSettings
     resources: Resources
     folder: Path  # that keeps features
+    engine: Engine | None = None  # that computes gradients; this process if None
     with_partners: bool = False  # whether damping will compare each objective with another
     _made: dict[Any, Any] = field(default_factory=dict)
     _seconds: dict[Any, float] = field(default_factory=dict)  # that what was made has taken
@@ -85,7 +88,13 @@ class Evidence:
             case Gradients(models=models, journey=journey):
                 members = range(len(self._folders(models)))
                 objective = str(objective_of(method, self.objective))
-                return [self._gradients(models, member, objective, journey) for member in members]
+                return [
+                    self._once(
+                        (models, member, objective, journey),
+                        partial(self._gradients, models, member, objective, journey),
+                    )
+                    for member in members
+                ]
             case _:
                 return [Counts(len(self.queries), len(self.train), self.settings.seed)]
 
@@ -110,13 +119,23 @@ class Evidence:
             case _:
                 return 0.0
 
+    def retrained_models(self, method: Method) -> int:
+        """How many of them are behind a method's scores."""
+        match method.source:
+            case Outcomes():
+                return len(self.inputs(method)[0].masks)
+            case Gradients(models="retrained"):
+                return len(self._folders("retrained"))
+            case _:
+                return 0
+
     def check(self, method: Method) -> None:
         """Say what the method lacks, before anything takes its time."""
         match method.source:
             case Embeddings():
-                _ = self.encoder
+                _ = self._encoder
             case Outcomes():
-                self._benchmark.losses_of(self.queries)
+                check_enough(self._once("outcomes", self._outcomes))
             case Gradients(models=models, journey=journey):
                 objective_of(method, self.objective)
                 self._folders(models)
@@ -134,9 +153,10 @@ class Evidence:
                 say(f"Left out: {method.name}: {error}")
         return replace(self, methods=there)
 
-    @cached_property
-    def encoder(self) -> Encoder:
-        return load_encoder(self.resources.encoder, str(self.model.device))
+    @property
+    def _encoder(self) -> Encoder:
+        found: Encoder = self._once("encoder", partial(load_encoder, self.resources.encoder, str(self.model.device)))
+        return found
 
     def _once(self, key: Any, make: Any) -> Any:
         if key not in self._made:
@@ -149,7 +169,7 @@ class Evidence:
         return _in_memory(*(images.tensor(range(len(images))).flatten(1).numpy() for images in self._both))
 
     def _embeddings(self) -> Vectors:
-        return _in_memory(*(embed(self.encoder, images) for images in self._both))
+        return _in_memory(*(embed(self._encoder, images) for images in self._both))
 
     def _outcomes(self) -> RetrainedLosses:
         first = slice(self.resources.subsets)
@@ -159,17 +179,24 @@ class Evidence:
     def _both(self) -> tuple[Images, Images]:
         return self.train, self.queries
 
-    @cached_property
+    @property
     def _benchmark(self) -> Benchmark:
+        found: Benchmark = self._once("benchmark", self._open_benchmark)
+        return found
+
+    def _open_benchmark(self) -> Benchmark:
         if self.resources.retrained is None:
             raise UsageError("there are no retrained models: give a benchmark folder as --retrained")
         benchmark = Benchmark.open(self.resources.retrained)
         benchmark.check_train(self.train)
         return benchmark
 
-    @cached_property
+    @property
     def _journeys(self) -> Journeys:
-        return Journeys(self.model, self.queries, self.resources.ddim_steps, self.resources.step)
+        resources = self.resources
+        make = partial(Journeys, self.model, self.queries, resources.ddim_steps, resources.step)
+        found: Journeys = self._once("journeys", make)
+        return found
 
     def _folders(self, models: Models) -> list[Path | None]:
         """Where the models lie whose gradients count; None is the model itself."""
@@ -179,7 +206,8 @@ class Evidence:
             case "checkpoints":
                 return [*evenly_spaced(self.resources.checkpoints, self.resources.checkpoint_count)]
             case "retrained":
-                found = self._benchmark.retrained[: self.resources.subsets]
+                subsets = self.resources.subsets or len(self._benchmark.masks)
+                found = [path for subset, path in self._benchmark.retrained.items() if subset < subsets]
                 if not found:
                     raise UsageError(
                         f"{self._benchmark.folder} did not keep its retrained models: make it with --keep-models"
@@ -212,7 +240,7 @@ class Evidence:
         if path is not None:
             model, folder = load_model(str(path)).to(self.model.device), folder / path.name
             settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
-        make = partial(featurize, model, folder=folder)
+        make = partial(featurize, model, folder=folder, engine=self.engine)
         of_train = wanted[False] | wanted[True]
         if self.with_partners:
             of_train |= dict.fromkeys(map(partner_of, of_train))
@@ -237,7 +265,8 @@ def evenly_spaced(folder: Path | None, count: int) -> list[Path]:
     """`count` of the models in a folder, the last among them, in the order of the numbers in their names."""
     if folder is None:
         raise UsageError("there are no checkpoints of the training: give their folder as --checkpoints")
-    found = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    folder = Path(folder)
+    found = [path for path in folder.glob("[!.]*") if path.is_dir()]
     if not found:
         raise UsageError(f"no checkpoints in {folder}: it holds no folders of models")
     found.sort(key=lambda path: ([int(number) for number in re.findall(r"\d+", path.name)], path.name))

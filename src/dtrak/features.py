@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -229,6 +229,22 @@ def fill(
         if len(left_to_others) == len(missing):
             time.sleep(0.2)
         missing = left_to_others
+
+
+def fill_from(
+    stores: Sequence[FeatureStore],
+    compute: Callable[[list[range]], Iterable[tuple[range, Tensor]]],
+    advance: Callable[[int], None],
+) -> None:
+    """The same where `compute` gives the missing shards in any order, as others finish them."""
+    _check_space(stores)
+    rows_of = stores[0].shards
+    missing = sorted({index for store in stores for index in store.missing()})
+    advance(len(stores[0]) - sum(len(rows_of[index]) for index in missing))
+    for rows, features in compute([rows_of[index] for index in missing]):
+        for store, its_features in zip(stores, features, strict=True):
+            store.write(rows_of.index(rows), its_features)
+        advance(len(rows))
 
 
 def _check_space(stores: Sequence[FeatureStore]) -> None:

@@ -1,23 +1,26 @@
 """From images to features on disk: what to compute, what it will cost, and the loop that does it."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dtrak.data import Images
+from dtrak.devices import useful_threads
+from dtrak.engines import Engine, cores
 from dtrak.errors import DtrakError, UsageError, choose
-from dtrak.features import DTYPES, Cost, FeatureStore, Manifest, fill
+from dtrak.features import DTYPES, Cost, FeatureStore, Manifest, fill, fill_from
 from dtrak.gradients import Copies, Features, NotFiniteError
 from dtrak.journeys import Journeys
 from dtrak.models import DiffusionModel
 from dtrak.objectives import get_objective
 from dtrak.progress import progress_bar, say
-from dtrak.projections import PROJECTIONS, make_projection
+from dtrak.projections import PROJECTIONS, Projection, make_projection
 from dtrak.timesteps import select_timesteps
 
 
@@ -57,10 +60,12 @@ def featurize(
     settings: FeatureSettings,
     folder: Path,
     name: str,
+    engine: Engine | None = None,
 ) -> dict[str, FeatureStore]:
     """Fill one store for each objective, `folder/name-objective`; what is there already is not computed again.
 
-    Objectives that are asked for together share their forward passes. Journeys have timesteps of their own.
+    Objectives that are asked for together share their forward passes. Journeys have timesteps of their own. The work is
+    done here, or by the workers of an engine.
     """
     model.check_fits(images.shape, images.source)
     for objective in objectives:
@@ -69,116 +74,141 @@ def featurize(
         timesteps = images.timesteps
     else:
         timesteps = select_timesteps(settings.timesteps, model.timesteps)
-    copies = Copies(timesteps, settings.draws, settings.noise, settings.seed)
-    parameters = model.parameters(settings.parameters)
-    sizes = {key: value.numel() for key, value in parameters.items()}
-    projection_seed = settings.seed if settings.projection_seed is None else settings.projection_seed
-    projection = make_projection(settings.projection, settings.projection_dim, sizes, projection_seed)
+    work = Work(model, images, tuple(objectives), settings, timesteps)
     stores = {
-        objective: FeatureStore.create(
-            folder / f"{name}-{objective}", _manifest(model, images, objective, settings, timesteps, projection.dim)
-        )
+        objective: FeatureStore.create(folder / f"{name}-{objective}", _manifest(work, objective))
         for objective in objectives
     }
     incomplete = {objective: store for objective, store in stores.items() if store.missing()}
     if incomplete:
-        features = Features(
-            model,
-            list(incomplete),
-            copies,
-            projection,
-            parameters,
-            batch_size=settings.batch_size,
-            autocast=settings.autocast,
-        )
-        passes, size = len(images) * len(features.timesteps), sum(one.manifest.bytes for one in incomplete.values())
-        say(
-            f"features of {images.source}: {len(images):,} images × {len(features.timesteps)} copies = "
-            f"{passes:,} passes, {sum(sizes.values()):,} parameters → {projection.dim:,} numbers, "
-            f"{size / 1e6:,.1f} MB on disk"
-        )
-        rows = Measured(features)
-        with progress_bar("features", len(images), "images") as advance:
-            fill(list(incomplete.values()), rows.timed(_compute(features, images, settings.skip_bad, advance)), advance)
-        for store in incomplete.values():
-            store.keep_cost(rows.cost_of_one() * (1 / len(incomplete)))
+        work = replace(work, objectives=tuple(incomplete))
+        _announce(work, sum(one.manifest.bytes for one in incomplete.values()))
+        _fill(work, list(incomplete.values()), engine)
     _report_left_out(stores, images, settings.skip_bad)
     return stores
 
 
-class Measured:
-    """How long the rows of some features take."""
+@dataclass(frozen=True, eq=False)
+class Work:
+    """All that the features of some images depend on; it can be sent to other processes."""
 
-    def __init__(self, features: Features) -> None:
-        self.features = features
-        self.rows = 0
-        self.seconds = 0.0
+    model: DiffusionModel
+    images: Images | Journeys
+    objectives: tuple[str, ...]
+    settings: FeatureSettings
+    timesteps: tuple[int, ...]
 
-    def timed(self, compute: Callable[[range], Tensor]) -> Callable[[range], Tensor]:
-        def of_shard(rows: range) -> Tensor:
-            started = time.perf_counter()
-            found = compute(rows)
-            self.seconds += time.perf_counter() - started
-            self.rows += len(rows)
-            return found
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return self.model.parameters(self.settings.parameters)
 
-        return of_shard
+    @cached_property
+    def projection(self) -> Projection:
+        settings, sizes = self.settings, {name: value.numel() for name, value in self.parameters.items()}
+        seed = settings.seed if settings.projection_seed is None else settings.projection_seed
+        return make_projection(settings.projection, settings.projection_dim, sizes, seed)
 
-    def cost_of_one(self) -> Cost:
-        projection = self.features.projection_seconds
-        return Cost(self.seconds - projection, projection) * (1 / max(1, self.rows))
+    @cached_property
+    def features(self) -> Features:
+        settings = self.settings
+        return Features(
+            self.model,
+            self.objectives,
+            Copies(self.timesteps, settings.draws, settings.noise, settings.seed),
+            self.projection,
+            self.parameters,
+            batch_size=settings.batch_size,
+            autocast=settings.autocast,
+        )
 
 
-def _manifest(
-    model: DiffusionModel,
-    images: Images | Journeys,
-    objective: str,
-    settings: FeatureSettings,
-    timesteps: tuple[int, ...],
-    dim: int,
-) -> Manifest:
+@dataclass(frozen=True)
+class Shard:
+    """The features of some rows, and what they took."""
+
+    features: Tensor  # [objectives, b, k]
+    cost: Cost
+
+
+def shard_of(work: Work, rows: range, advance: Callable[[int], None] = lambda count: None) -> Shard:
+    """Compute the features of some rows, a pass at a time."""
+    features, started = work.features, time.perf_counter()
+    projected = features.projection_seconds
+    parts = []
+    for start in range(0, len(rows), features.batch_size):
+        part = rows[start : start + features.batch_size]
+        parts.append(_of_pass(work, list(part)))
+        advance(len(part))
+    projection = features.projection_seconds - projected
+    return Shard(torch.cat(parts, 1), Cost(time.perf_counter() - started - projection, projection))
+
+
+def _of_pass(work: Work, rows: list[int]) -> Tensor:
+    features, images = work.features, work.images
+    try:
+        return features(images.tensor(rows), images.ids[rows].tolist())
+    except NotFiniteError:
+        if not work.settings.skip_bad:
+            raise
+        if len(rows) == 1:
+            return torch.zeros(len(features.objectives), 1, features.projection.dim)
+        return torch.cat([_of_pass(work, [row]) for row in rows], 1)
+
+
+def _announce(work: Work, size: int) -> None:
+    copies = len(work.timesteps) * work.settings.draws
+    parameters = sum(value.numel() for value in work.parameters.values())
+    say(
+        f"features of {work.images.source}: {len(work.images):,} images × {copies} copies = "
+        f"{len(work.images) * copies:,} passes, {parameters:,} parameters → {work.projection.dim:,} numbers, "
+        f"{size / 1e6:,.1f} MB on disk"
+    )
+
+
+def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None) -> None:
+    """Compute what the stores of the work's objectives lack, and keep what a row of it cost."""
+    total, rows_done = Cost(), 0
+
+    def counted(shard: Shard) -> Tensor:
+        nonlocal total, rows_done
+        total, rows_done = total + shard.cost, rows_done + shard.features.shape[1]
+        return shard.features
+
+    with progress_bar("features", len(work.images), "images") as advance:
+        if engine is None:
+            fill(stores, lambda rows: counted(shard_of(work, rows, advance)), advance)
+        else:
+            shards = partial(_shards_by, engine, work)
+            fill_from(stores, lambda missing: ((rows, counted(one)) for rows, one in shards(missing)), advance)
+    for store in stores:
+        store.keep_cost(total * (1 / max(1, rows_done * len(stores))))
+
+
+def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tuple[range, Shard]]:
+    """Some shards as an engine's workers finish them, with as many threads as this process would take for one."""
+    threads = useful_threads(work.features.pass_bytes, cores())
+    images = work.images.in_memory() if engine.is_remote and isinstance(work.images, Images) else work.images
+    return engine.run(shard_of, replace(work, images=images), missing, threads)
+
+
+def _manifest(work: Work, objective: str) -> Manifest:
+    settings = work.settings
     return Manifest(
-        model=model.fingerprint,
-        data=images.fingerprint,
+        model=work.model.fingerprint,
+        data=work.images.fingerprint,
         objective=objective,
-        timesteps=list(timesteps),
+        timesteps=list(work.timesteps),
         draws=settings.draws,
         noise=settings.noise,
         seed=settings.seed,
         projection_seed=settings.projection_seed,
         parameters=settings.parameters or "all",
         projection=settings.projection,
-        dim=dim,
-        rows=len(images),
+        dim=work.projection.dim,
+        rows=len(work.images),
         precision="bfloat16" if settings.autocast else "float32",
         dtype=settings.dtype,
     )
-
-
-def _compute(
-    features: Features, images: Images | Journeys, skip_bad: bool, advance: Callable[[int], None]
-) -> Callable[[range], Tensor]:
-    """The function that gives the features [objectives, b, k] of some rows, a pass at a time."""
-
-    def of_pass(rows: Sequence[int]) -> Tensor:
-        try:
-            return features(images.tensor(rows), images.ids[rows].tolist())
-        except NotFiniteError:
-            if not skip_bad:
-                raise
-            if len(rows) == 1:
-                return torch.zeros(len(features.objectives), 1, features.projection.dim)
-            return torch.cat([of_pass([row]) for row in rows], 1)
-
-    def of_shard(rows: range) -> Tensor:
-        parts = []
-        for start in range(0, len(rows), features.batch_size):
-            part = list(rows[start : start + features.batch_size])
-            parts.append(of_pass(part))
-            advance(len(part))
-        return torch.cat(parts, 1)
-
-    return of_shard
 
 
 def _report_left_out(stores: dict[str, FeatureStore], images: Images | Journeys, skip_bad: bool) -> None:

@@ -81,8 +81,8 @@ class Journeys:
         return drawn.estimates[counting].transpose(0, 1).cpu()
 
     def check(self) -> None:
-        """Find what is wrong with the question before any picture is drawn."""
-        _ = self.timesteps, self.seeds()
+        """Find what is wrong with the question, which takes drawing the pictures again."""
+        _ = self.timesteps, self._estimates
 
     def seeds(self) -> list[int]:
         column = self.pictures.columns.get(SEED)
@@ -91,6 +91,9 @@ class Journeys:
                 f"journey-trak follows how a picture was drawn, but {self.source} has no column {SEED!r} that says "
                 "from which: ask about what `dtrak generate` made"
             )
+        for id_, seed in zip(self.ids, column.tolist(), strict=True):
+            if not str(seed).removesuffix(".0").isdecimal():
+                raise UsageError(f"the seed of {id_} of {self.source} is {seed}: it must be a whole number from 0 on")
         return [int(seed) for seed in column]
 
     def _check_drawn(self, drawn: Tensor, seeds: list[int], first: int) -> None:

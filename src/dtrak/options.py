@@ -4,11 +4,14 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dtrak.errors import choose
+from dtrak.errors import UsageError, choose
+
+if TYPE_CHECKING:
+    from dtrak.engines import Engine
 
 
 def whole_number(least: int) -> Callable[[str | int], int]:
@@ -29,6 +32,15 @@ def _known_device(name: str | None) -> str | None:
     if name is not None:
         choose("device", name, devices())
     return name
+
+
+def chosen_steps(typed: list[str] | None) -> list[int]:
+    """["400,300", "0"] → [400, 300, 0]."""
+    names = [one.strip() for text in typed or () for one in text.split(",")]
+    for name in names:
+        if not name.isdecimal():
+            raise UsageError(f"step {name!r}: give a timestep such as 400, or several: 400,300")
+    return [int(name) for name in names]
 
 
 def chosen_device(name: str | None) -> str:
@@ -127,8 +139,8 @@ Damping = Annotated[
     str | None,
     typer.Option(
         metavar="λ",
-        help="auto, by the spectrum; or a fraction of the mean eigenvalue such as 0.1; or absolute:5.",
-        show_default="auto",
+        help="By a rule, spectrum or auto; or as a fraction of the mean eigenvalue such as 0.1; or absolute:5.",
+        show_default="spectrum",
     ),
 ]
 Objective = Annotated[
@@ -210,6 +222,34 @@ Step = Annotated[
     ),
 ]
 
+# where work runs
+
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Where gradients are computed and models retrained: process, pool or ray.",
+        show_default="this process for gradients, a pool for retraining",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=whole_number(1), help="Jobs at a time.", show_default="as many as fit"),
+]
+Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of a running Ray cluster; or auto.")]
+
+
+def typed_engine(settings: dict[str, Any]) -> "Engine | None":
+    """The engine that was asked for, if one was; its options are taken out of the settings."""
+    from dtrak.engines import make_engine
+
+    name, workers, address = (settings.pop(option, None) for option in ("engine", "workers", "address"))
+    if name is None and workers is None and address is None:
+        return None
+    return make_engine(name or ("pool" if address is None else "ray"), workers, address)
+
+
 # evaluation
 
 Benchmark = Annotated[
@@ -226,7 +266,7 @@ EvaluatedDamping = Annotated[
         "--damping",
         metavar="λ",
         help="chosen on half of the subsets, for the other half; best in hindsight, the paper's way; or one to keep: "
-        "auto, 0.1, absolute:5.",
+        "spectrum, auto, 0.1, absolute:5.",
     ),
 ]
 Grid = Annotated[str, typer.Option(metavar="NAME", help="What chosen and best try: log, half decades; or paper's.")]
@@ -249,12 +289,47 @@ ValidationCount = Annotated[
     int, typer.Option(metavar="N", parser=whole_number(1), help="How many validation images are asked about.")
 ]
 KeepModels = Annotated[bool, typer.Option("--keep-models", help="Keep the retrained models, for ensembles.")]
-Engine = Annotated[str, typer.Option(metavar="NAME", help="Where to retrain: process, pool or ray.")]
-Workers = Annotated[
+# counterfactuals
+
+QueryCount = Annotated[
     int | None,
-    typer.Option(metavar="N", parser=whole_number(1), help="Trainings at a time.", show_default="as many as fit"),
+    typer.Option(
+        "--count",
+        metavar="Q",
+        parser=whole_number(1),
+        help="Ask about the first so many generated pictures.",
+        show_default="60, or as many as there are",
+    ),
 ]
-Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of a running Ray cluster; or auto.")]
+Remove = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole_number(1),
+        help="Training images that are removed for each picture, the highest-scoring ones.",
+        show_default="a fifth of all",
+    ),
+]
+JudgingEncoder = Annotated[
+    str | None,
+    typer.Option(
+        "--encoder",
+        metavar="NAME",
+        help="Whose cosine counts, as for clip-dot and clip-cosine: efficientnet-lite0, or a CLIP model by folder or "
+        "hub id.",
+        show_default="openai/clip-vit-base-patch32",
+    ),
+]
+Steps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--step",
+        metavar="T",
+        help="Compare what the models take the picture for at this timestep of its trajectory; several: 400,300. "
+        "journey-trak then scores at each.",
+        show_default="the finished picture",
+    ),
+]
 
 # The options that say how scores are made, by the names that `attribute` has for them.
 SCORING: dict[str, Any] = {
@@ -277,20 +352,27 @@ SCORING: dict[str, Any] = {
     "ensemble_size": EnsembleSize,
     "encoder": Encoder,
     "step": Step,
+    "engine": EngineName,
+    "workers": Workers,
+    "address": Address,
 }
 
 
 def with_scoring(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `SCORING`; those that were typed reach it as the dictionary `settings`."""
+    """Give a command the options of `SCORING`; those that were typed reach it as the dictionary `settings`.
+
+    An option of the command's own takes the place of one with its name.
+    """
     own = [one for one in inspect.signature(command).parameters.values() if one.name != "settings"]
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in SCORING.items()
+        if name not in {one.name for one in own}
     ]
 
     @wraps(command)
     def widened(**given: Any) -> None:
-        settings = {name: given.pop(name) for name in SCORING}
+        settings = {one.name: given.pop(one.name) for one in more}
         command(**given, settings={name: value for name, value in settings.items() if value is not None})
 
     widened.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]

@@ -7,17 +7,20 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from dtrak.attribution import attribute, check_objective
+from dtrak.attribution import attribute, check_objective, gather
 from dtrak.benchmark import Benchmark
 from dtrak.damping import Damping
 from dtrak.data import Images
+from dtrak.encoders import DEFAULT_ENCODER, load_encoder
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
+from dtrak.evaluation.counterfactual import Counterfactual, Question, evaluate_counterfactual
 from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
-from dtrak.evidence import Resources
+from dtrak.evidence import Evidence, Resources
 from dtrak.featurizing import FeatureSettings
 from dtrak.files import write_json
 from dtrak.methods import chosen_methods, split_methods
+from dtrak.methods.method import Gradients
 from dtrak.models import DiffusionModel
 from dtrak.noise import stable_hash
 from dtrak.recipes import Recipe
@@ -61,7 +64,7 @@ def attribute_run(
     settings = run.recipe.attribution.model_dump() | dict(changes)
     methods = split_methods(settings.pop("method"))
     damping, objective = settings.pop("damping"), settings.pop("objective")
-    cache = settings.pop("cache", None)
+    cache, engine = settings.pop("cache", None), settings.pop("engine", None)
     resources = {field.name: settings.pop(field.name) for field in fields(Resources) if field.name in settings}
     resources = _resources(run) | resources
     if cache is None:
@@ -90,6 +93,7 @@ def attribute_run(
         objective=objective,
         cache=cache,
         device=device,
+        engine=engine,
         **settings,
         **resources,
     )
@@ -119,6 +123,62 @@ def benchmark_run(
     return Benchmark.open(folder)
 
 
+def benchmark_settings(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """How methods score against the run's benchmark: as its recipe says, but for the `changes`.
+
+    The benchmark has copies of the run's images, so their features have a cache of their own.
+    """
+    settings = run.recipe.attribution.model_dump(exclude={"method", "damping"}) | _resources(run) | dict(changes)
+    settings.pop("retrained", None)
+    total = run.recipe.model.schedule.num_train_timesteps
+    settings.setdefault("cache", run.folder / "features" / f"{BENCHMARK}-{_features_name(settings, total)}")
+    return settings
+
+
+def counterfactual_run(question: Question, changes: Mapping[str, Any], engine: Engine) -> list[Counterfactual]:
+    """Retrain the run's model without what methods hold to have made its pictures, and compare what it draws then.
+
+    Scores are made as `attribute_run` makes them. Those of methods that follow a picture on its way are of the step
+    asked about; the others' are the same at every step.
+    """
+    run = question.run
+    encoder = load_encoder(changes.get("encoder", DEFAULT_ENCODER), str(question.model.device))
+    damping = changes.get("damping", run.recipe.attribution.damping)
+    parsed_damping = Damping.parse(damping)
+    first, *others = question.steps
+    every = _gather(question, {**changes, "step": first})
+    scores = {first: {method.name: every.scores(method, parsed_damping) for method in every.methods}}
+    own = [method for method in every.methods if isinstance(method.source, Gradients) and method.source.journey]
+    for step in others:
+        scores[step] = dict(scores[first])
+        if own:
+            names = ",".join(method.name for method in own)
+            at_step = _gather(question, {**changes, "method": names, "step": step})
+            scores[step] |= {method.name: at_step.scores(method, parsed_damping) for method in own}
+    made_by = {
+        "damping": damping,
+        "objective": every.objective,
+        **asdict(every.settings),
+        **{
+            name: run.portable(str(value)) if isinstance(value, Path) else value
+            for name, value in asdict(every.resources).items()
+            if name != "step"
+        },
+    }
+    return evaluate_counterfactual(question, scores, encoder, engine, made_by)
+
+
+def _gather(question: Question, changes: Mapping[str, Any]) -> Evidence:
+    """What some methods score a question's pictures from, as the run's recipe says, but for the `changes`."""
+    run = question.run
+    settings = run.recipe.attribution.model_dump() | _resources(run) | dict(changes)
+    methods, cache = split_methods(settings.pop("method")), settings.pop("cache", None)
+    settings["with_partners"] = Damping.parse(settings.pop("damping")).kind == "auto"
+    if cache is None:
+        cache = run.folder / "features" / _features_name(settings, question.model.timesteps)
+    return gather(question.model, run.train_images, question.queries, methods, cache, **settings)
+
+
 def _resources(run: Run) -> dict[str, Any]:
     """What a run has beside its model and images."""
     found: dict[str, Any] = {"ddim_steps": run.recipe.generation.steps}
@@ -128,8 +188,14 @@ def _resources(run: Run) -> dict[str, Any]:
     return found
 
 
+def _features_name(settings: Mapping[str, Any], total: int) -> str:
+    """`_settings_name` of those among some settings that are the features'."""
+    of_features = {field.name: settings[field.name] for field in fields(FeatureSettings) if field.name in settings}
+    return _settings_name(FeatureSettings(**of_features), total)
+
+
 def _settings_name(settings: FeatureSettings, total: int) -> str:
     """A folder name of its own for every way to make features, however the T = `total` timesteps are chosen."""
     fields = asdict(settings) | {"timesteps": select_timesteps(settings.timesteps, total)}
-    del fields["batch_size"], fields["skip_bad"]  # features are the same
+    del fields["batch_size"], fields["skip_bad"], fields["projection_seed"]  # features are the same
     return f"{settings.projection}-{settings.projection_dim}-{stable_hash(repr(fields)):016x}"

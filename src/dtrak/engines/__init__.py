@@ -22,6 +22,8 @@ MOST_DEATHS = 3  # of workers, over one job
 
 
 class Engine(Protocol):
+    is_remote: bool  # whether its workers may see other files than this process
+
     def run(
         self,
         work: Callable[[Context, Job], Result],

@@ -23,6 +23,8 @@ SECONDS_TO_DIE = 5.0
 
 
 class Pool:
+    is_remote = False
+
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers  # as many as there are cores for if None
 

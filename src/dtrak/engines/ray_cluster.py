@@ -16,6 +16,8 @@ SECONDS_TO_ANSWER = 10.0
 
 
 class RayCluster:
+    is_remote = True
+
     def __init__(self, workers: int | None = None, address: str | None = None) -> None:
         self.workers = workers  # as many as the cluster has CPUs for if None
         self.address = address  # "auto", host:port, or None for a cluster of its own on this machine

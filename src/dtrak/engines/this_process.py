@@ -9,6 +9,8 @@ from dtrak.engines import Context, Job, Result
 
 
 class ThisProcess:
+    is_remote = False
+
     def run(
         self,
         work: Callable[[Context, Job], Result],

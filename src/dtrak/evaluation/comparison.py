@@ -40,6 +40,7 @@ class Result:
     damping: float | None  # as a fraction of the mean eigenvalue; None where there is none
     seconds: float  # to score, features included
     features: Cost  # their part of it
+    training: float | None  # seconds to train the models that it asks, beside that; None where they are not known
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Comparison:
                     "interval": [one.lds.low, one.lds.high],
                     "damping": one.damping,
                     "seconds": one.seconds,
+                    "training_seconds": one.training,
                     "gradient_seconds": one.features.gradients,
                     "projection_seconds": one.features.projection,
                     "per_query": one.lds.per_query.tolist(),
@@ -75,13 +77,14 @@ class Comparison:
         return json.dumps(content, indent=1) + "\n"
 
     def table(self) -> Table:
-        heads = ["method", "LDS %", "±", "low", "high", "λ", "GRAD", "PROJ", "all"]
+        heads = ["method", "LDS %", "±", "low", "high", "λ", "TRAIN", "GRAD", "PROJ", "all"]
         rows: list[list[Entry]] = [
             [
                 one.method,
                 *(Cell(value, f"{value:.1f}") for value in (one.lds.mean, one.lds.bootstrap_std)),
                 *(Cell(value, f"{value:.1f}") for value in (one.lds.low, one.lds.high)),
                 Cell(None, "–") if one.damping is None else Cell(one.damping, f"{one.damping:.2g}"),
+                Cell(one.training, "?" if one.training is None else f"{one.training:.0f}"),
                 *(
                     Cell(value, f"{value:.1f}")
                     for value in (one.features.gradients, one.features.projection, one.seconds)
@@ -92,7 +95,8 @@ class Comparison:
         ceiling = "unknown, as there is one seed" if self.ceiling is None else f"{self.ceiling:.1f} %"
         notes = [
             f"{self.queries} queries, {self.subsets} subsets. ±: standard deviation, low and high: 95 % interval, of a "
-            f"bootstrap over subsets. λ: ÷ the mean eigenvalue, {self.note}. Noise ceiling: {ceiling}."
+            f"bootstrap over subsets. λ: ÷ the mean eigenvalue, {self.note}. Noise ceiling: {ceiling}.",
+            "Seconds: TRAIN to retrain models, GRAD, PROJ to compute and project gradients; all to score, TRAIN aside.",
         ]
         return Table(heads, rows, notes=notes)
 
@@ -134,12 +138,16 @@ def compare(
         raise UsageError(
             f"{benchmark.folder} has {len(masks)} subsets: too few to fit on one half and report on the other"
         )
-    reported = slice(half, None) if is_fitted else slice(None)
-    fitted = slice(None, half) if damping == CHOSEN else reported
-    results = [_evaluate(evidence, one, dampings, masks, losses, fitted, reported) for one in evidence.methods]
-    subsets = len(masks[reported])
+    first, second = Truth(masks[:half], losses[:half]), Truth(masks[half:], losses[half:])
+    reported = second if is_fitted else Truth(masks, losses)
+    fitted = first if damping == CHOSEN else reported
+    results = [
+        _evaluate(evidence, one, dampings, fitted, reported, benchmark.training_seconds) for one in evidence.methods
+    ]
     notes = {CHOSEN: f"chosen on the other {half} subsets", BEST: "the best in hindsight, on the reported subsets"}
-    return Comparison(results, ceiling(losses[reported]), losses.shape[2], subsets, notes.get(damping, damping))
+    return Comparison(
+        results, ceiling(reported.losses), losses.shape[2], len(reported.masks), notes.get(damping, damping)
+    )
 
 
 def check_question(queries: str, output: str, damping: str, grid: str) -> None:
@@ -151,32 +159,37 @@ def check_question(queries: str, output: str, damping: str, grid: str) -> None:
         Damping.parse(damping)
 
 
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """What models retrained on some subsets do."""
+
+    masks: NDArray[np.bool_]  # [M, N]
+    losses: NDArray[np.float32]  # [M, S, Q]
+
+
 def _evaluate(
     evidence: Evidence,
     method: Method,
     dampings: Sequence[Damping],
-    masks: NDArray[np.bool_],
-    losses: NDArray[np.float32],
-    fitted: slice,
-    reported: slice,
+    fitted: Truth,
+    reported: Truth,
+    training_seconds: float | None,
 ) -> Result:
     evidence.inputs(method)  # which know themselves what they took
     started = time.monotonic()
-    if not method.damped:
-        dampings = dampings[:1]
-    best, best_lds = dampings[0], -np.inf
-    for damping in dampings:
-        found = mean_lds(evidence.scores(method, damping), masks[fitted], losses[fitted]) if len(dampings) > 1 else 0.0
-        if found > best_lds:
-            best, best_lds = damping, found
+    best = dampings[0]
+    if method.damped and len(dampings) > 1:
+        best = max(dampings, key=lambda one: mean_lds(evidence.scores(method, one), fitted.masks, fitted.losses))
     values = evidence.scores(method, best)
+    count = evidence.retrained_models(method)
     seconds = time.monotonic() - started + evidence.seconds(method)
     return Result(
         method.name,
-        evaluate_lds(values, masks[reported], losses[reported]),
+        evaluate_lds(values, reported.masks, reported.losses),
         _relative(evidence, method, best) if method.damped else None,
         seconds,
         evidence.cost(method),
+        count * training_seconds if training_seconds is not None else None if count else 0.0,
     )
 
 

@@ -4,8 +4,9 @@ A job is one training from scratch, on one subset with one seed, and what is wan
 independent of each other and run on any engine.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from dtrak.engines import Engine, cores
 from dtrak.evaluation.outputs import model_outputs
 from dtrak.memory import activation_bytes, total_memory
 from dtrak.models import DiffusionModel, ddpm
-from dtrak.pictures import Picture
 from dtrak.progress import progress_bar
 from dtrak.recipes import Recipe
 from dtrak.sampling import sample
@@ -66,15 +66,18 @@ class Job:
 def retrain(context: Retraining, job: Job) -> Arrays:
     """Train the recipe's model on a subset; gives what was asked for:
 
+    - "seconds", [], that the training took
     - "outputs/NAME", float64 [objectives, Q], of each set of queries
     - "pictures", float32 [B, C, H, W] in [−1, 1], drawn from the job's seeds
     - "estimates", float32 [steps, B, C, H, W], what each step of DDIM took them for: x̂_0
     - "weights/NAME", each of the network's
     """
     recipe = with_training_seed(context.recipe, context.recipe.training.seed + job.seed)
+    started = time.perf_counter()
     model = train_in_memory(recipe, context.images.select(np.flatnonzero(context.masks[job.subset])), context.device)
     wanted = context.outputs
-    arrays: Arrays = {
+    arrays: Arrays = {"seconds": np.array(time.perf_counter() - started)}
+    arrays |= {
         f"outputs/{name}": model_outputs(model, images, wanted.timesteps, wanted.noises, wanted.seed)
         for name, images in context.queries.items()
     }
@@ -112,13 +115,6 @@ def model_of(context: Retraining, arrays: Arrays) -> DiffusionModel:
 
 def with_training_seed(recipe: Recipe, seed: int) -> Recipe:
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"seed": seed})})
-
-
-def in_memory(images: Images) -> Images:
-    """The same images, read, cropped and resized once: they can be sent to where their files are not."""
-    pixels = images.pixels(range(len(images)))
-    pictures = [Picture(f"{images.source}, image {id_}", one) for id_, one in zip(images.ids, pixels, strict=True)]
-    return replace(images, _pictures=np.fromiter(pictures, dtype=np.object_), _crop=None, _size=None)
 
 
 def threads_per_job(recipe: Recipe, shape: tuple[int, int, int]) -> int:

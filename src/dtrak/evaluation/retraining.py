@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from dtrak.data import Images
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError, choose
-from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, in_memory, model_of, retrained, threads_per_job
+from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, model_of, retrained, threads_per_job
 from dtrak.evaluation.subsets import random_subsets
-from dtrak.files import alone_in, clear_leftovers, whole_folder, write_bytes, write_json
+from dtrak.files import alone_in, clear_leftovers, whole_folder, write_bytes, write_json, write_text
+from dtrak.journeys import SEED
 from dtrak.models import ddpm
 from dtrak.objectives import OBJECTIVES
 from dtrak.progress import say
@@ -74,7 +75,7 @@ def make_benchmark(
         model.check_fits(images.shape, images.source)
     total = model.timesteps
     timesteps = select_timesteps(total if settings.timesteps is None else settings.timesteps, total)
-    train, queries = in_memory(run.train_images), {name: in_memory(images) for name, images in queries.items()}
+    train, queries = run.train_images.in_memory(), {name: images.in_memory() for name, images in queries.items()}
     labels = train.columns.get("label")
     context = Retraining(
         run.recipe,
@@ -161,7 +162,7 @@ def _as_arrays(images: Images) -> Arrays:
     arrays: Arrays = {"images": images.pixels(range(len(images)))}
     if not np.array_equal(images.ids, np.arange(len(images))):
         arrays["ids"] = images.ids
-    for column, key in {"label": "labels", "seed": "seeds"}.items():
+    for column, key in {"label": "labels", SEED: SEED}.items():
         if column in images.columns:
             values = images.columns[column]
             arrays[key] = values if values.dtype.kind in "iuU" else values.astype(str)
@@ -180,6 +181,7 @@ def _do_missing(folder: Path, context: Retraining, jobs: list[Job], engine: Engi
     for job, arrays in retrained(context, missing, engine, threads, len(jobs) - len(missing)):
         if context.keep_weights:
             ddpm.save(model_of(context, arrays), folder / "retrained" / str(job))
+        write_text(_path(folder, job).with_suffix(".seconds"), f"{arrays['seconds']:.3f}\n")
         write_bytes(_path(folder, job), _npz({key: arrays[key] for key in _shapes(context)}))
 
 

@@ -1,0 +1,168 @@
+"""`dtrak evaluate lds` through the command line, and what it computes against scipy one query at a time."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+import dtrak
+from commands import dtrak as run_dtrak
+from dtrak.benchmark import Benchmark
+from dtrak.evaluation.comparison import compare
+
+QUICK = ("--timesteps", "2", "--projection-dim", "64")
+
+
+@pytest.fixture(scope="module")
+def evaluated(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run whose benchmark the command made, of 8 subsets, models kept; and the table of all methods."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    shutil.copytree(finished_run, folder / "run")
+    outcome = run_dtrak(
+        "evaluate", "lds", "run", "--method", "all", "--encoder", "efficientnet-lite0", "--ensemble-size", "2",
+        "--subsets", "8", "--seeds", "2", "--output-timesteps", "5", "--output-noises", "1", "--validation-count", "6",
+        "--keep-models", "--engine", "process", "--table", "table.csv", *QUICK, cwd=folder,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    (folder / "out").write_text(outcome.out)
+    (folder / "err").write_text(outcome.err)
+    return folder
+
+
+def truth(folder: Path, queries: str = "validation") -> tuple[Any, Any]:
+    benchmark = Benchmark.open(folder / "run" / "benchmark")
+    return benchmark.masks, benchmark.losses(queries).astype(np.float64).mean(1)
+
+
+def lds_by_scipy(values: Any, masks: Any, losses: Any) -> Any:
+    predicted = -(masks.astype(np.float64) @ values.T.astype(np.float64))
+    return np.array([100 * spearmanr(p, y).statistic for p, y in zip(predicted.T, losses.T, strict=True)])
+
+
+def test_a_run_becomes_a_benchmark_and_a_table(evaluated: Path) -> None:
+    numbers = json.loads((evaluated / "run" / "lds.json").read_text())
+    assert numbers["queries"] == 6
+    assert numbers["subsets"] == 4
+    assert -100 <= numbers["ceiling"] <= 100
+    left_out = {"journey-trak", "journey-trak-ensemble"}  # validation images were drawn from no seed
+    assert numbers["methods"].keys() == dtrak.methods.METHODS.keys() - left_out
+    for name, method in numbers["methods"].items():
+        assert method["lds"] == pytest.approx(np.mean(method["per_query"])), name
+        assert len(method["per_query"]) == 6
+        assert method["bootstrap_std"] >= 0
+        assert (method["damping"] is not None) == dtrak.methods.METHODS[name].damped
+        assert method["seconds"] >= method["gradient_seconds"] + method["projection_seconds"]
+    assert numbers["methods"]["trak"]["gradient_seconds"] > 0
+    assert numbers["methods"]["datamodel"]["training_seconds"] > numbers["methods"]["trak-ensemble"]["training_seconds"]
+    assert numbers["methods"]["d-trak"]["training_seconds"] == 0
+    for name in left_out:
+        assert f"Left out: {name}: " in (evaluated / "err").read_text()
+    rows = list(csv.DictReader((evaluated / "table.csv").open()))
+    assert [row["method"] for row in rows] == list(numbers["methods"])
+    assert float(rows[0]["LDS %"]) == numbers["methods"]["random"]["lds"]
+    assert "chosen on the other 4 subsets" in " ".join((evaluated / "out").read_text().split())
+
+
+@pytest.mark.parametrize("queries", ["validation", "generated"])
+def test_lds_is_that_of_the_scores_that_attribute_gives(evaluated: Path, queries: str) -> None:
+    folder = evaluated / "run" / "benchmark"
+    masks, losses = truth(evaluated, queries)
+    options = {"damping": "absolute:0.01", "timesteps": 2, "projection_dim": 64}
+    found = compare(Benchmark.open(folder), ["d-trak"], folder.parent / queries, queries=queries, **options)
+    scores = dtrak.attribute(folder / "model", folder / "train.npz", folder / f"{queries}.npz", **options)
+    np.testing.assert_allclose(found.results[0].lds.per_query, lds_by_scipy(scores.values, masks, losses), atol=1e-6)
+    assert found.subsets == 8  # nothing was fitted
+
+
+def test_the_best_damping_is_chosen_on_one_half_and_reported_on_the_other(evaluated: Path, tmp_path: Path) -> None:
+    folder, (masks, losses) = evaluated / "run" / "benchmark", truth(evaluated)
+    options: dict[str, Any] = {"timesteps": 2, "projection_dim": 64}
+    tried = {}
+    for power in range(-10, 7):
+        scores = dtrak.attribute(
+            folder / "model", folder / "train.npz", folder / "validation.npz",
+            damping=10.0 ** (power / 2), cache=tmp_path, **options,
+        )  # fmt: skip
+        halves = [lds_by_scipy(scores.values, masks[half], losses[half]).mean() for half in (slice(4), slice(4, 8))]
+        tried[10.0 ** (power / 2)] = halves
+    chosen, best = (
+        compare(Benchmark.open(folder), ["d-trak"], tmp_path, damping=damping, **options).results[0]
+        for damping in ("chosen", "best")
+    )
+    expected = max(tried, key=lambda damping: tried[damping][0])
+    assert chosen.damping == pytest.approx(expected)
+    assert chosen.lds.mean == pytest.approx(tried[expected][1], abs=1e-4)
+    assert best.lds.mean >= chosen.lds.mean - 100  # over all eight subsets, so only its range is known here
+    both = compare(Benchmark.open(folder), ["d-trak", "datamodel"], tmp_path, damping="best", **options)
+    assert both.results[0].lds.mean == pytest.approx(max(second for _, second in tried.values()), abs=1e-4)
+    assert "best in hindsight" in both.note
+
+
+def test_methods_that_learn_from_retrained_models_see_only_the_first_half(evaluated: Path, tmp_path: Path) -> None:
+    folder, (masks, losses) = evaluated / "run" / "benchmark", truth(evaluated)
+    found = compare(Benchmark.open(folder), ["empirical-influence"], tmp_path)
+    inside, first = masks[:4].astype(float), losses[:4]
+    with np.errstate(invalid="ignore"):
+        scores = (first.T @ (1 - inside)) / (1 - inside).sum(0) - (first.T @ inside) / inside.sum(0)
+    expected = lds_by_scipy(np.nan_to_num(scores), masks[4:], losses[4:])
+    np.testing.assert_allclose(found.results[0].lds.per_query, expected, atol=1e-4)
+    assert found.subsets == 4
+
+
+def test_asked_again_nothing_is_retrained_and_another_output_can_be_predicted(evaluated: Path) -> None:
+    jobs = {path: path.stat().st_mtime_ns for path in (evaluated / "run" / "benchmark" / "jobs").iterdir()}
+    outcome = run_dtrak(
+        "evaluate", "lds", "run", "--method", "trak,d-trak", "--queries", "generated", "--output-function", "square",
+        "--subsets", "8", "--seeds", "2", "--output-timesteps", "5", "--output-noises", "1", "--validation-count", "6",
+        "--keep-models", "--damping", "spectrum", "--out", "square.json", *QUICK, cwd=evaluated,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "models to train" not in outcome.err
+    assert jobs == {path: path.stat().st_mtime_ns for path in (evaluated / "run" / "benchmark" / "jobs").iterdir()}
+    numbers = json.loads((evaluated / "square.json").read_text())
+    assert numbers["methods"].keys() == {"trak", "d-trak"}
+    assert (numbers["queries"], numbers["subsets"]) == (4, 8)
+
+
+def test_journeys_and_ensembles_answer_for_generated_pictures(evaluated: Path) -> None:
+    outcome = run_dtrak(
+        "evaluate", "lds", "--benchmark", "run/benchmark", "--queries", "generated", "--ensemble-size", "2",
+        "--method", "journey-trak-ensemble,journey-trak,trak-ensemble", "--damping", "0.1", *QUICK, cwd=evaluated,
+    )  # fmt: skip
+    assert outcome.code == 2
+    assert "draws from seed" in outcome.err  # the benchmark alone does not say that the recipe draws in 5 steps
+    outcome = run_dtrak(
+        "attribute", "run", "--method", "journey-trak-ensemble,journey-trak,trak-ensemble", "--ensemble-size", "2",
+        "--out", "journeys.csv", *QUICK, cwd=evaluated,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    rows = list(csv.DictReader((evaluated / "journeys.csv").open()))
+    assert len(rows) == 3 * 4 * 1000
+    assert {row["method"] for row in rows} == {"journey-trak-ensemble", "journey-trak", "trak-ensemble"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give a run to retrain or a --benchmark to read"),
+        (("run", "--benchmark", "run/benchmark"), "give a run to retrain or a --benchmark to read"),
+        (("--benchmark", "run"), "run is not a benchmark: it has no train.npz"),
+        (("--benchmark", "run/benchmark", "--method", "dtrack"), "unknown method 'dtrack'"),
+        (("--benchmark", "run/benchmark", "--queries", "mine"), "unknown queries 'mine': choose from validation"),
+        (("--benchmark", "run/benchmark", "--damping", "most"), "damping 'most'"),
+        (("--benchmark", "run/benchmark", "--grid", "fine"), "unknown grid 'fine': choose from paper, log"),
+        (("--benchmark", "run/benchmark", "--output-function", "cube"), "unknown output function 'cube'"),
+        (("--benchmark", "run/benchmark", "--table", "table.pdf"), "table.pdf"),
+        (("--benchmark", "run/benchmark", "--engine", "cloud"), "unknown engine 'cloud'"),
+        (("nowhere",), "nowhere is not a run"),
+    ],
+)
+def test_what_makes_no_sense_is_named(evaluated: Path, arguments: tuple[str, ...], message: str) -> None:
+    outcome = run_dtrak("evaluate", "lds", *arguments, cwd=evaluated)
+    assert outcome.code == 2
+    assert message in outcome.error
