@@ -215,7 +215,26 @@ def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
     job = Job(1, draw=(4,))
     here, there = (dict(make(name).run(retrain, context, [job]))[job] for name in ("process", "ray"))
     assert here.keys() == there.keys()
-    assert all(there[key].tobytes() == array.tobytes() for key, array in here.items())
+    assert all(there[key].tobytes() == array.tobytes() for key, array in here.items() if key != "seconds")
+
+
+@pytest.mark.parametrize("name", ["process", "pool", "ray"])
+def test_features_are_the_same_on_every_engine_bit_for_bit(
+    name: str, make: Callable[[str], Engine], finished_run: Path, tmp_path: Path
+) -> None:
+    from dtrak.featurizing import FeatureSettings, featurize
+    from dtrak.runs import Run
+
+    run = Run.open(finished_run)
+    model, images = run.model(), run.train_images.select(range(70))
+    settings = FeatureSettings(timesteps=2, projection_dim=64)
+    here = featurize(model, images, ["simple", "square"], settings, tmp_path / "here", "train")
+    featurize(model, images, ["square"], settings, tmp_path / "there", "train")
+    (tmp_path / "there" / "train-square" / "shard-00001.safetensors").unlink()  # found by whoever goes on
+    there = featurize(model, images, ["simple", "square"], settings, tmp_path / "there", "train", make(name))
+    for objective, store in here.items():
+        assert there[objective].numpy().tobytes() == store.numpy().tobytes()
+        assert there[objective].cost.gradients > 0
 
 
 # a pool

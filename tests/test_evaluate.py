@@ -166,3 +166,22 @@ def test_what_makes_no_sense_is_named(evaluated: Path, arguments: tuple[str, ...
     outcome = run_dtrak("evaluate", "lds", *arguments, cwd=evaluated)
     assert outcome.code == 2
     assert message in outcome.error
+
+
+@pytest.mark.slow
+def test_digits_from_training_to_a_table(tmp_path: Path) -> None:
+    """The demo's model and eight halves, retrained for real: D-TRAK predicts them, chance does not."""
+    for arguments in (
+        ("train", "digits", "--out", "run"),
+        ("generate", "run", "--count", "20"),
+        (
+            "evaluate", "lds", "run", "--method", "random,d-trak", "--subsets", "8", "--seeds", "1",
+            "--output-timesteps", "50", "--output-noises", "1", "--damping", "auto", "--table", "table.md",
+        ),
+    ):  # fmt: skip
+        outcome = run_dtrak(*arguments, cwd=tmp_path)
+        assert outcome.code == 0, outcome.err
+    methods = json.loads((tmp_path / "run" / "lds.json").read_text())["methods"]
+    assert abs(methods["random"]["lds"]) < 15
+    assert methods["d-trak"]["lds"] > 30
+    assert "| d-trak |" in (tmp_path / "table.md").read_text()

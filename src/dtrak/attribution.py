@@ -39,7 +39,7 @@ def attribute(
     queries: Data,
     method: str | Sequence[str] = "d-trak",
     *,
-    damping: float | str = "spectrum",
+    damping: float | str = "auto",
     cache: str | Path | None = None,
     device: str | None = None,
     **settings: Any,

@@ -69,12 +69,12 @@ class Benchmark:
             )
         return losses
 
-    def losses_of(self, queries: Images) -> NDArray[np.float32]:
-        """[M, Q], the mean over seeds of the losses of any images that are among the benchmark's queries."""
+    def losses_of(self, queries: Images, output: str = "simple") -> NDArray[np.float32]:
+        """[M, Q], the mean over seeds of the outputs of any images that are among the benchmark's queries."""
         known: dict[bytes, NDArray[np.float32]] = {}
         for kind in QUERIES:
             if (self.folder / f"{kind}.npz").exists():
-                known |= zip(_contents(self.queries(kind)), self.losses(kind).mean(1).T, strict=True)
+                known |= zip(_contents(self.queries(kind)), self.losses(kind, output).mean(1).T, strict=True)
         columns = []
         for id_, content in zip(queries.ids, _contents(queries), strict=True):
             if content not in known:
@@ -98,6 +98,16 @@ class Benchmark:
             if match := re.fullmatch(r"subset-(\d+)-seed-\d+", path.name):
                 found.setdefault(int(match[1]), path)
         return found
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that change with the subsets, the losses and the models that were kept."""
+        digest = blake2b(self.masks.tobytes(), digest_size=8)
+        for name in QUERIES.values():
+            if (self.folder / name).exists():
+                digest.update((self.folder / name).read_bytes())
+        digest.update(repr(sorted(self.retrained)).encode())
+        return digest.hexdigest()
 
     @property
     def training_seconds(self) -> float | None:

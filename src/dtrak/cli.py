@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 import sys
 import traceback
 import warnings
@@ -179,15 +178,12 @@ def _attribute_model(
     from dtrak.models import load_model
     from dtrak.scores import save_scores
 
-    kept = changes.pop("cache", None)
-    cache = kept or out.with_name(f"{out.name}.features")
-    where = options.chosen_device(device)
-    scores = attribute_images(
-        load_model(model), train_images, query_images, methods, cache=cache, device=where, **changes
-    )
-    save_scores(out, scores)
-    if kept is None:
-        shutil.rmtree(cache)
+    with cli_evaluate.kept_until_done(changes.pop("cache", None), out) as cache:
+        where = options.chosen_device(device)
+        scores = attribute_images(
+            load_model(model), train_images, query_images, methods, cache=cache, device=where, **changes
+        )
+        save_scores(out, scores)
     tell("The scores", out)
 
 

@@ -1,5 +1,8 @@
 """`dtrak evaluate`: how far the scores can be trusted."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,7 +20,7 @@ app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mod
 @options.with_scoring
 def lds(
     settings: dict[str, Any],
-    run_folder: options.RunOrNone = None,
+    run_folder: options.RunToRetrain = None,
     benchmark: options.Benchmark = None,
     method: options.EvaluatedMethods = "d-trak",
     queries: options.QueryKind = "validation",
@@ -59,7 +62,9 @@ def lds(
     from dtrak.evaluation.retraining import RetrainingSettings
     from dtrak.files import write_text
 
-    check_question(queries, output_function, damping, grid)
+    if "retrained" in settings:
+        raise UsageError(f"--retrained {settings['retrained']}: methods learn from the benchmark's own models here")
+    check_question(methods, queries, output_function, damping, grid, settings)
     engine = options.typed_engine(settings)
     if run_folder is not None:
         from dtrak.engines import make_engine
@@ -80,11 +85,11 @@ def lds(
         settings = benchmark_settings(run, settings)
     elif benchmark is not None:
         made = Benchmark.open(benchmark)
-    with TemporaryDirectory() as temporary:
+    with kept_until_done(settings.pop("cache", None), out) as cache:
         found = compare(
             made,
             methods,
-            Path(settings.pop("cache", temporary)),
+            cache,
             queries=queries,
             output=output_function,
             damping=damping,
@@ -102,6 +107,20 @@ def lds(
 
         write_table(found.table(), table)
         tell("The table", table)
+
+
+@contextmanager
+def kept_until_done(cache: Path | None, out: Path | None) -> Iterator[Path]:
+    """The folder that the user gave; or one beside the output, which a kill leaves there to go on from."""
+    if cache is not None:
+        yield cache
+    elif out is not None:
+        beside = out.with_name(f"{out.name}.features")
+        yield beside
+        shutil.rmtree(beside, ignore_errors=True)
+    else:
+        with TemporaryDirectory() as temporary:
+            yield Path(temporary)
 
 
 @app.command()

@@ -23,6 +23,7 @@ from dtrak.noise import stream
 SHARE = 0.1  # of the images: what `spectrum` takes as the dimension
 TRIED = 24  # dimensions that `auto` tries
 ASKED = 100  # training images that it asks about
+CONFIRMED = 0.9  # of a dimension, that the other objective has to ask for
 
 Partner = Callable[[], Kernel]  # the kernel of the same images' gradients of another objective
 
@@ -31,12 +32,12 @@ Partner = Callable[[], Kernel]  # the kernel of the same images' gradients of an
 class Damping:
     """λ by a rule, as it is, or as a fraction of the mean eigenvalue of ΦΦᵀ, so that no scale matters."""
 
-    kind: Literal["spectrum", "auto", "relative", "absolute"] = "spectrum"
+    kind: Literal["auto", "spectrum", "relative", "absolute"] = "auto"
     value: float = 0.0  # unless by a rule
 
     @classmethod
     def parse(cls, text: float | str) -> "Damping":
-        """From `spectrum`, from `auto`, from `0.1`, relative, or from `absolute:5`."""
+        """From `auto`, from `spectrum`, from `0.1`, relative, or from `absolute:5`."""
         text = str(text)
         if text in ("spectrum", "auto"):
             return cls("spectrum" if text == "spectrum" else "auto")
@@ -47,7 +48,7 @@ class Damping:
             value = np.nan
         if not (np.isfinite(value) and value > 0):
             raise UsageError(
-                f"damping {text!r}: give spectrum, auto, a positive fraction of the mean eigenvalue such as 0.1, "
+                f"damping {text!r}: give auto, spectrum, a positive fraction of the mean eigenvalue such as 0.1, "
                 "or absolute:5"
             )
         return cls("relative" if number == text else "absolute", value)
@@ -81,23 +82,34 @@ def damping_of_dimension(kernel: Kernel, dimension: float) -> float:
 
 
 def agreed_dimension(kernel: Kernel, partner: Kernel) -> float:
-    """The dimension of `kernel` on which it and its partner settle, each predicting the other's scores.
+    """The largest dimension at which two objectives' scores still confirm each other.
 
-    Two objectives see the same influence with different noise. What the one says with little damping is noisy but not
-    blurred, so the dimension whose scores predict it best is a compromise of the two. Starting there, each in turn
-    takes the dimension that correlates best with the other's choice, until neither moves.
+    Both see the same influence, each with noise of its own. Let the one keep d directions, and ask at which dimension
+    the other's scores correlate best with its scores. While the last of the d directions are influence, that is d;
+    where they are noise, which the other does not share, it is less. The answer is the last d, before the two ask for
+    less than CONFIRMED of it.
     """
     most = min(len(kernel.eigenvalues), len(partner.eigenvalues)) / 2
     dimensions = np.geomspace(min(4, most / 2), most, TRIED)
     rows = stream("auto damping").permutation(len(kernel.train))[:ASKED]
     own, other = (scores_of_others(one, rows, dimensions) for one in (kernel, partner))
     agreement = np.einsum("irn,jrn->ij", own, other, optimize=True)  # [own dimensions, the other's]
-    answer_to_other, answer_to_own = agreement.argmax(0), agreement.argmax(1)
-    choice = TRIED - 1
-    for _ in range(TRIED):  # it moves one way along the grid
-        mine = answer_to_other[choice]
-        choice = answer_to_own[mine]
-    return float(dimensions[mine])
+    answers = (_peaks(agreement) + _peaks(agreement.T)) / 2 - np.arange(TRIED)  # in steps of the grid
+    excess = answers * np.log(dimensions[1] / dimensions[0]) - np.log(CONFIRMED)  # falls as d grows
+    last = int(np.flatnonzero(excess >= 0).max(initial=0))
+    if last == TRIED - 1 or excess[last] < 0:
+        return float(dimensions[last])
+    part = excess[last] / (excess[last] - excess[last + 1])
+    return float(dimensions[last] ** (1 - part) * dimensions[last + 1] ** part)
+
+
+def _peaks(curves: Array) -> Array:
+    """Where each column of curves [points, columns] is largest, between points as a parabola has it: [columns]."""
+    top = curves.argmax(0).clip(1, len(curves) - 2)
+    before, at, after = (curves[top + step, np.arange(curves.shape[1])] for step in (-1, 0, 1))
+    bend = before - 2 * at + after
+    shift = np.divide(before - after, 2 * bend, out=np.zeros_like(bend), where=bend < 0)
+    return np.asarray(top + shift.clip(-1, 1), dtype=np.float64)
 
 
 def scores_of_others(kernel: Kernel, rows: NDArray[np.int64], dimensions: Array) -> NDArray[np.float32]:

@@ -4,9 +4,10 @@ A method says by its source what it needs, and `Evidence` makes the arrays that 
 methods need are computed in one pass and lie in one store.
 """
 
+import io
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dtrak.benchmark import Benchmark
 from dtrak.damping import Damping
@@ -23,6 +25,7 @@ from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.features import Cost, FeatureStore
 from dtrak.featurizing import FeatureSettings, featurize
+from dtrak.files import write_bytes
 from dtrak.journeys import Journeys
 from dtrak.kernels import Kernel, decompose
 from dtrak.methods import Method, objective_of
@@ -34,6 +37,7 @@ from dtrak.noise import stable_hash
 from dtrak.progress import say
 
 Stores = dict[str, dict[str, FeatureStore]]  # by images (train, queries, journey) and objective
+IMAGES_AT_ONCE = 64  # whose pixels are read
 DRAWS_AT_ONE_STEP = 10  # noises where journey-trak asks about one step alone
 
 
@@ -45,6 +49,7 @@ class Resources:
     checkpoint_count: int = 4  # how many of them, evenly spaced
     retrained: Path | None = None  # a benchmark folder
     subsets: int | None = None  # only the models of its first so many subsets
+    output: str = "simple"  # the objective that its losses are of
     ensemble_size: int = 8  # how many of them an ensemble has
     encoder: str = DEFAULT_ENCODER
     ddim_steps: int = 50  # in which the queries were drawn
@@ -70,43 +75,47 @@ class Evidence:
 
     def scores(self, method: Method, damping: Damping) -> Values:
         """The mean of the method's formula over its models, [Q, N]."""
-        inputs = self.inputs(method)
-        total = method.formula(inputs[0], damping)
-        for one in inputs[1:]:
-            total += method.formula(one, damping)
-        return total / np.float32(len(inputs))
+        return self.scores_for(method, [damping])[0]
 
-    def inputs(self, method: Method) -> list[Any]:
+    def scores_for(self, method: Method, dampings: Sequence[Damping]) -> list[Values]:
+        """The scores for each of several dampings, at the price of one decomposition for each of its models."""
+        totals: list[Values] = []
+        models = 0
+        for one in self.inputs(method):
+            found = [method.formula(one, damping) for damping in dampings]
+            totals = [total + more for total, more in zip(totals, found, strict=True)] if totals else found
+            models += 1
+        return [total / np.float32(models) for total in totals]
+
+    def inputs(self, method: Method) -> Iterator[Any]:
         """What the method's formula sees: one input for each of its models."""
         match method.source:
             case Pixels():
-                return [self._once("pixels", self._pixels)]
+                yield self._once("pixels", self._pixels)
             case Embeddings():
-                return [self._once("embeddings", self._embeddings)]
+                yield self._once("embeddings", self._embeddings)
             case Outcomes():
-                return [self._once("outcomes", self._outcomes)]
+                yield self._once("outcomes", self._outcomes)
             case Gradients(models=models, journey=journey):
-                members = range(len(self._folders(models)))
                 objective = str(objective_of(method, self.objective))
-                return [
-                    self._once(
-                        (models, member, objective, journey),
-                        partial(self._gradients, models, member, objective, journey),
-                    )
-                    for member in members
-                ]
+                for member in range(len(self._folders(models))):
+                    make = partial(self._gradients, models, member, objective, journey)
+                    # Several models' kernels would fill the memory; one model's serves many questions.
+                    yield self._once((objective, journey), make) if models == "final" else make()
             case _:
-                return [Counts(len(self.queries), len(self.train), self.settings.seed)]
+                yield Counts(len(self.queries), len(self.train), self.settings.seed)
 
     def cost(self, method: Method) -> Cost:
         """Of the features behind a method's scores, shared ones in parts."""
         if not isinstance(method.source, Gradients):
             return Cost()
         objective = str(objective_of(method, self.objective))
-        sides = ("train", "journey" if method.source.journey else "queries")
-        members = range(len(self._folders(method.source.models)))
-        stores = [self._stores(method.source.models, member)[side][objective] for member in members for side in sides]
-        return sum((store.cost for store in stores), Cost())
+        models = method.source.models
+        wanted = [("train", objective), ("journey" if method.source.journey else "queries", objective)]
+        if self.with_partners and method.damped:
+            wanted.append(("train", partner_of(objective)))
+        members = [self._stores(models, member) for member in range(len(self._folders(models)))]
+        return sum((stores[side][one].cost for stores in members for side, one in wanted), Cost())
 
     def seconds(self, method: Method) -> float:
         """That a method's inputs have taken, in this process or in an earlier one."""
@@ -123,7 +132,7 @@ class Evidence:
         """How many of them are behind a method's scores."""
         match method.source:
             case Outcomes():
-                return len(self.inputs(method)[0].masks)
+                return len(self._once("outcomes", self._outcomes).masks)
             case Gradients(models="retrained"):
                 return len(self._folders("retrained"))
             case _:
@@ -137,7 +146,6 @@ class Evidence:
             case Outcomes():
                 check_enough(self._once("outcomes", self._outcomes))
             case Gradients(models=models, journey=journey):
-                objective_of(method, self.objective)
                 self._folders(models)
                 if journey:
                     self._journeys.check()
@@ -166,18 +174,28 @@ class Evidence:
         return self._made[key]
 
     def _pixels(self) -> Vectors:
-        return _in_memory(*(images.tensor(range(len(images))).flatten(1).numpy() for images in self._both))
+        return Vectors(PixelRows(self.train), self.queries.tensor(range(len(self.queries))).flatten(1).numpy())
 
     def _embeddings(self) -> Vectors:
-        return _in_memory(*(embed(self._encoder, images) for images in self._both))
+        train, queries = (self._embedded(images) for images in (self.train, self.queries))
+        return Vectors(InMemory(train), queries)
+
+    def _embedded(self, images: Images) -> NDArray[np.float32]:
+        """[N, d], kept with the features."""
+        name = f"embeddings-{stable_hash(self.resources.encoder):016x}-{images.fingerprint}.npy"
+        path = self.folder / name
+        if not path.exists():
+            buffer = io.BytesIO()
+            np.save(buffer, embed(self._encoder, images))
+            write_bytes(path, buffer.getvalue())
+        return np.asarray(np.load(path, allow_pickle=False))
 
     def _outcomes(self) -> RetrainedLosses:
         first = slice(self.resources.subsets)
-        return RetrainedLosses(self._benchmark.masks[first], self._benchmark.losses_of(self.queries)[first])
+        return RetrainedLosses(self._benchmark.masks[first], self._losses()[first])
 
-    @property
-    def _both(self) -> tuple[Images, Images]:
-        return self.train, self.queries
+    def _losses(self) -> NDArray[np.float32]:
+        return self._benchmark.losses_of(self.queries, self.resources.output)
 
     @property
     def _benchmark(self) -> Benchmark:
@@ -219,7 +237,8 @@ class Evidence:
         train, queries = stores["train"][objective], stores["journey" if journey else "queries"][objective]
 
         def kernel(of: str) -> Kernel:
-            found: Kernel = self._once((models, member, of), partial(decompose, stores["train"][of]))
+            make = partial(decompose, stores["train"][of])
+            found: Kernel = self._once(("kernel", of), make) if models == "final" else make()
             return found
 
         partner = partial(kernel, partner_of(objective)) if self.with_partners else None
@@ -274,6 +293,20 @@ def evenly_spaced(folder: Path | None, count: int) -> list[Path]:
     return [found[round(end) - 1] for end in ends]
 
 
-def _in_memory(train: NDArray[np.float32], queries: NDArray[np.float32]) -> Vectors:
-    rows = InMemory(train)
-    return Vectors(rows, queries, partial(decompose, rows))
+@dataclass(frozen=True, eq=False)
+class PixelRows:
+    """Images as `Rows` of their pixels in [−1, 1], read in blocks."""
+
+    images: Images
+
+    @property
+    def dim(self) -> int:
+        return int(np.prod(self.images.shape))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def blocks(self) -> Iterator[tuple[range, Tensor]]:
+        for start in range(0, len(self), IMAGES_AT_ONCE):
+            rows = range(start, min(start + IMAGES_AT_ONCE, len(self)))
+            yield rows, self.images.tensor(rows).flatten(1)

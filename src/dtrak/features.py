@@ -242,8 +242,11 @@ def fill_from(
     missing = sorted({index for store in stores for index in store.missing()})
     advance(len(stores[0]) - sum(len(rows_of[index]) for index in missing))
     for rows, features in compute([rows_of[index] for index in missing]):
+        index = rows_of.index(rows)
         for store, its_features in zip(stores, features, strict=True):
-            store.write(rows_of.index(rows), its_features)
+            with store.lock(index).acquire(blocking=True):
+                if not store.has(index):
+                    store.write(index, its_features)
         advance(len(rows))
 
 

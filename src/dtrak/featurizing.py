@@ -7,7 +7,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dtrak.data import Images
@@ -126,7 +128,7 @@ class Work:
 class Shard:
     """The features of some rows, and what they took."""
 
-    features: Tensor  # [objectives, b, k]
+    features: NDArray[np.float32]  # [objectives, b, k]; torch's own tensors would travel by shared memory
     cost: Cost
 
 
@@ -140,7 +142,7 @@ def shard_of(work: Work, rows: range, advance: Callable[[int], None] = lambda co
         parts.append(_of_pass(work, list(part)))
         advance(len(part))
     projection = features.projection_seconds - projected
-    return Shard(torch.cat(parts, 1), Cost(time.perf_counter() - started - projection, projection))
+    return Shard(torch.cat(parts, 1).numpy(), Cost(time.perf_counter() - started - projection, projection))
 
 
 def _of_pass(work: Work, rows: list[int]) -> Tensor:
@@ -172,7 +174,7 @@ def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None) -> None
     def counted(shard: Shard) -> Tensor:
         nonlocal total, rows_done
         total, rows_done = total + shard.cost, rows_done + shard.features.shape[1]
-        return shard.features
+        return torch.from_numpy(shard.features)
 
     with progress_bar("features", len(work.images), "images") as advance:
         if engine is None:
@@ -180,8 +182,9 @@ def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None) -> None
         else:
             shards = partial(_shards_by, engine, work)
             fill_from(stores, lambda missing: ((rows, counted(one)) for rows, one in shards(missing)), advance)
-    for store in stores:
-        store.keep_cost(total * (1 / max(1, rows_done * len(stores))))
+    if rows_done:  # not all by others
+        for store in stores:
+            store.keep_cost(total * (1 / (rows_done * len(stores))))
 
 
 def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tuple[range, Shard]]:

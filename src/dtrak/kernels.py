@@ -92,6 +92,7 @@ def decompose(features: Rows) -> Kernel:
     count, dim = len(features), features.dim
     primal = dim <= count
     gram = _inner_gram(features) if primal else _outer_gram(features)
+    nothing = None if primal else np.flatnonzero(np.diag(gram) == 0)  # images that were left out
     eigenvalues, vectors = scipy.linalg.eigh(gram, overwrite_a=True, check_finite=False, driver="evd")
     noise = eigenvalues[-1] * np.finfo(np.float64).eps * max(count, dim)
     first = int(np.searchsorted(eigenvalues, noise, side="right"))
@@ -100,6 +101,7 @@ def decompose(features: Rows) -> Kernel:
         raise DtrakError("every training feature is zero: these parameters do not answer to the objective")
     if not primal:
         vectors *= np.sqrt(eigenvalues)
+        vectors[nothing] = 0  # and not the rounding of others
         return Kernel(eigenvalues, vectors, None, features)
     train = np.empty((count, len(eigenvalues)))
     for rows, block in features.blocks():

@@ -139,8 +139,8 @@ Damping = Annotated[
     str | None,
     typer.Option(
         metavar="λ",
-        help="By a rule, spectrum or auto; or as a fraction of the mean eigenvalue such as 0.1; or absolute:5.",
-        show_default="spectrum",
+        help="auto; spectrum, a cheaper rule; a fraction of the mean eigenvalue such as 0.1; or absolute:5.",
+        show_default="auto",
     ),
 ]
 Objective = Annotated[
@@ -252,6 +252,9 @@ def typed_engine(settings: dict[str, Any]) -> "Engine | None":
 
 # evaluation
 
+RunToRetrain = Annotated[
+    Path | None, typer.Argument(metavar="RUN", help="The folder of a run to retrain; or give --benchmark.")
+]
 Benchmark = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="A benchmark to read, instead of a run to retrain.")
 ]
@@ -266,7 +269,7 @@ EvaluatedDamping = Annotated[
         "--damping",
         metavar="λ",
         help="chosen on half of the subsets, for the other half; best in hindsight, the paper's way; or one to keep: "
-        "spectrum, auto, 0.1, absolute:5.",
+        "auto, spectrum, 0.1, absolute:5.",
     ),
 ]
 Grid = Annotated[str, typer.Option(metavar="NAME", help="What chosen and best try: log, half decades; or paper's.")]

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def attribute_run(
     if cache is None:
         cache = run.folder / "features" / _settings_name(FeatureSettings(**settings), model.timesteps)
     train_images, query_images = run.train_images, run.query_images(queries)
-    made_by = {
+    made_by: dict[str, Any] = {
+        "dtrak": version("dtrak"),
         "queries": run.portable(queries),
         "method": methods,
         "damping": damping,
@@ -79,6 +81,8 @@ def attribute_run(
         **{name: run.portable(str(value)) if isinstance(value, Path) else value for name, value in resources.items()},
     }
     made_by |= {"fingerprints": [model.fingerprint, train_images.fingerprint, query_images.fingerprint]}
+    if "retrained" in resources:
+        made_by["fingerprints"].append(Benchmark.open(resources["retrained"]).fingerprint)
     scores_path, made_by_path = run.folder / "scores.npz", run.folder / "attribution.json"
     earlier = json.loads(made_by_path.read_text()) if scores_path.exists() and made_by_path.exists() else {}
     if made_by.items() <= earlier.items():
@@ -182,9 +186,10 @@ def _gather(question: Question, changes: Mapping[str, Any]) -> Evidence:
 def _resources(run: Run) -> dict[str, Any]:
     """What a run has beside its model and images."""
     found: dict[str, Any] = {"ddim_steps": run.recipe.generation.steps}
-    for name, folder in (("checkpoints", run.folder / "checkpoints"), ("retrained", run.folder / BENCHMARK)):
-        if folder.exists():
-            found[name] = folder
+    if (run.folder / "checkpoints").exists():
+        found["checkpoints"] = run.folder / "checkpoints"
+    if (run.folder / BENCHMARK / "masks.npy").exists():  # written when it is complete
+        found["retrained"] = run.folder / BENCHMARK
     return found
 
 

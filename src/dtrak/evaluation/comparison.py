@@ -6,25 +6,27 @@ learn from retrained models. Where nothing is fitted, all subsets count.
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.attribution import gather
+from dtrak.attribution import check_objective, gather
 from dtrak.benchmark import QUERIES, Benchmark
 from dtrak.damping import GRIDS, Damping
+from dtrak.encoders import DEFAULT_ENCODER, load_encoder
 from dtrak.errors import UsageError, choose
 from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds
 from dtrak.evaluation.tables import Cell, Entry, Table
 from dtrak.evidence import Evidence
 from dtrak.features import Cost
-from dtrak.methods import Method
+from dtrak.featurizing import FeatureSettings
+from dtrak.methods import ALL, Method, chosen_methods
 from dtrak.methods.inputs import Vectors
-from dtrak.methods.method import Gradients, Outcomes
+from dtrak.methods.method import Embeddings, Gradients, Outcomes
 from dtrak.models import load_model
 from dtrak.objectives import OBJECTIVES
 
@@ -118,7 +120,7 @@ def compare(
     "chosen" from the `grid` on the first half of the subsets; "best" on the reported ones, as the paper has it; or what
     `Damping.parse` takes. `settings` are those of `attribute`.
     """
-    check_question(queries, output, damping, grid)
+    check_question(methods, queries, output, damping, grid, settings)
     dampings = GRIDS[grid] if damping in (CHOSEN, BEST) else (Damping.parse(damping),)
     masks, losses = benchmark.masks, benchmark.losses(queries, output)
     half = len(masks) // 2
@@ -130,6 +132,7 @@ def compare(
         cache,
         retrained=benchmark.folder,
         subsets=half,
+        output=output,
         with_partners=damping == "auto",
         **settings,
     )
@@ -150,8 +153,16 @@ def compare(
     )
 
 
-def check_question(queries: str, output: str, damping: str, grid: str) -> None:
+def check_question(
+    methods: Sequence[str], queries: str, output: str, damping: str, grid: str, settings: Mapping[str, Any]
+) -> None:
     """Refuse what `compare` would, before any model is retrained for it."""
+    chosen = chosen_methods(methods)
+    check_objective(chosen, settings.get("objective"))
+    of_features = {field.name for field in fields(FeatureSettings)}
+    FeatureSettings(**{name: value for name, value in settings.items() if name in of_features})
+    if "encoder" in settings or (list(methods) != [ALL] and any(isinstance(one.source, Embeddings) for one in chosen)):
+        load_encoder(settings.get("encoder", DEFAULT_ENCODER))
     choose("queries", queries, list(QUERIES))
     choose("output function", output, list(OBJECTIVES))
     choose("grid", grid, list(GRIDS))
@@ -175,18 +186,19 @@ def _evaluate(
     reported: Truth,
     training_seconds: float | None,
 ) -> Result:
-    evidence.inputs(method)  # which know themselves what they took
+    tried = dampings if method.damped else dampings[:1]
+    for _ in evidence.inputs(method):  # which know themselves what they took
+        pass
     started = time.monotonic()
-    best = dampings[0]
-    if method.damped and len(dampings) > 1:
-        best = max(dampings, key=lambda one: mean_lds(evidence.scores(method, one), fitted.masks, fitted.losses))
-    values = evidence.scores(method, best)
+    scores = evidence.scores_for(method, tried)
+    seconds = (time.monotonic() - started) / len(tried) + evidence.seconds(method)
+    worth = [mean_lds(values, fitted.masks, fitted.losses) for values in scores] if len(tried) > 1 else [0.0]
+    best = int(np.argmax(worth))
     count = evidence.retrained_models(method)
-    seconds = time.monotonic() - started + evidence.seconds(method)
     return Result(
         method.name,
-        evaluate_lds(values, reported.masks, reported.losses),
-        _relative(evidence, method, best) if method.damped else None,
+        evaluate_lds(scores[best], reported.masks, reported.losses),
+        _relative(evidence, method, tried[best]) if method.damped else None,
         seconds,
         evidence.cost(method),
         count * training_seconds if training_seconds is not None else None if count else 0.0,
@@ -194,9 +206,9 @@ def _evaluate(
 
 
 def _relative(evidence: Evidence, method: Method, damping: Damping) -> float:
-    """λ over the mean eigenvalue, the mean over the method's models."""
-    inputs: list[Vectors] = evidence.inputs(method)
-    return float(np.mean([one.absolute(damping) / one.kernel.mean_eigenvalue for one in inputs]))
+    """λ over the mean eigenvalue, for the first of the method's models."""
+    first: Vectors = next(evidence.inputs(method))
+    return first.absolute(damping) / first.kernel.mean_eigenvalue
 
 
 def _learns_from_retrained(method: Method) -> bool:

@@ -132,7 +132,10 @@ def _check_same(folder: Path, made_by: dict[str, Any]) -> dict[str, Any]:
     difference = _difference({key: stored.get(key) for key in fixed}, fixed)
     if difference is not None:
         name, there, wanted = difference
-        raise UsageError(f"{folder} was made with {name} {there}, not {wanted}: give another folder, or remove it")
+        raise UsageError(
+            f"{folder} was made with {name} {there}, not {wanted}: ask for the same again, read it as --benchmark "
+            f"{folder}, or remove it"
+        )
     return {key: stored[key] for key in AS_FOUND if key in stored}
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak.damping import Damping, Partner
-from dtrak.kernels import Array, Kernel, Rows
+from dtrak.kernels import Array, Kernel, Rows, decompose
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,12 +20,12 @@ class Vectors:
 
     train: Rows  # Φ [N, k]
     queries: NDArray[np.float32]  # φ(x) [Q, k]
-    decomposition: Callable[[], Kernel]  # of the training side, which others may share
+    decomposition: Callable[[], Kernel] | None = None  # of the training side, which others may share
     partner: Partner | None = None  # the same for another objective
 
     @cached_property
     def kernel(self) -> Kernel:
-        return self.decomposition()
+        return decompose(self.train) if self.decomposition is None else self.decomposition()
 
     def absolute(self, damping: Damping) -> float:
         """λ for this kernel."""

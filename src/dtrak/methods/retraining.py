@@ -11,6 +11,7 @@ from dtrak.errors import UsageError
 from dtrak.kernels import Array
 from dtrak.methods.inputs import RetrainedLosses
 from dtrak.methods.method import Method, Outcomes, Values
+from dtrak.progress import progress_bar
 
 STRENGTHS = np.logspace(-2, 5, 22)  # of ridge regression; the masks' columns have a variance of ¼
 FEWEST_MODELS = 4
@@ -41,7 +42,12 @@ def datamodel_lasso(outcomes: RetrainedLosses, damping: Damping) -> Values:
     folds = min(5, len(masks))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # at strengths that are not chosen
-        fits = [LassoCV(cv=folds).fit(masks, of_query).coef_ for of_query in losses.T]
+        with progress_bar("lasso", losses.shape[1], "queries") as advance:
+            advance(0)
+            fits = []
+            for of_query in losses.T:
+                fits.append(LassoCV(cv=folds).fit(masks, of_query).coef_)
+                advance(1)
     return -np.stack(fits).astype(np.float32)
 
 

@@ -3,15 +3,14 @@
 import numpy as np
 
 from dtrak.damping import Damping
+from dtrak.kernels import Array
 from dtrak.methods.inputs import Vectors
 from dtrak.methods.method import Embeddings, Gradients, Method, Pixels, Values
 
 
 def dot(vectors: Vectors, damping: Damping) -> Values:
     """τ(x)_n = φ(x)·φ_n."""
-    queries = vectors.queries.astype(np.float64)
-    blocks = [queries @ block.numpy().T for _, block in vectors.train.blocks()]
-    return np.concatenate(blocks, axis=1).astype(np.float32)
+    return _products(vectors).astype(np.float32)
 
 
 def cosine(vectors: Vectors, damping: Damping) -> Values:
@@ -19,8 +18,13 @@ def cosine(vectors: Vectors, damping: Damping) -> Values:
     train = np.concatenate([np.linalg.norm(block.double().numpy(), axis=1) for _, block in vectors.train.blocks()])
     queries = np.linalg.norm(vectors.queries.astype(np.float64), axis=1)
     norms = np.outer(queries, train)
-    products = dot(vectors, damping)
-    return np.divide(products, norms, out=np.zeros_like(norms), where=norms > 0).astype(np.float32)
+    return np.divide(_products(vectors), norms, out=np.zeros_like(norms), where=norms > 0).astype(np.float32)
+
+
+def _products(vectors: Vectors) -> Array:
+    """φ(x)·φ_n in float64, [Q, N]."""
+    queries = vectors.queries.astype(np.float64)
+    return np.concatenate([queries @ block.double().numpy().T for _, block in vectors.train.blocks()], axis=1)
 
 
 RAW_PIXEL_DOT = Method("raw-pixel-dot", "dot product of the images", Pixels(), dot)

@@ -80,7 +80,7 @@ class Attribution(Section):
     noise: Literal["shared", "per-image"] = "shared"  # the same for every image, or its own
     projection: str = "sketch"
     projection_dim: Positive = 4096
-    damping: float | str = "spectrum"
+    damping: float | str = "auto"
     parameters: str | None = None
     seed: Seed = 0
 
