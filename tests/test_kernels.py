@@ -98,14 +98,17 @@ def test_norms_and_self_influence_come_from_the_same_decomposition(n: int, k: in
 
 def test_features_of_low_rank_score_as_the_inverse_does() -> None:
     """Twins and zeros, so that most eigenvalues are nothing but rounding, in both forms."""
-    train, queries = random_features(3, 8, 4)
-    repeated = np.concatenate([train] * 5 + [np.zeros_like(train)])
-    for count in (6, 18):
+    train, queries = random_features(3, 20, 4)
+    repeated = np.concatenate([train] * 3 + [np.zeros_like(train)] * 5)
+    for count in (12, 24):
         kernel = decompose(Rows(repeated[:count]))
+        assert (kernel.directions is None) == (count == 12)
         assert len(kernel.eigenvalues) == 3
         np.testing.assert_allclose(
             scores(kernel, queries, 0.1), inverse_scores(repeated[:count], queries, 0.1), rtol=1e-5, atol=1e-7
         )
+        assert kernel.images == 9
+        assert (kernel.norms()[9:] == 0).all()
     with pytest.raises(DtrakError, match="every training feature is zero"):
         decompose(Rows(np.zeros((4, 3), dtype=np.float32)))
 

@@ -126,7 +126,7 @@ def test_a_job_draws_from_its_own_seeds(finished_run: Path) -> None:
     steps = run.recipe.generation.steps
     drawn = sample(model_of(context, result), (8, 2), steps).pictures
     assert result["pictures"].tobytes() == drawn.numpy().tobytes()
-    assert set(result) == {"pictures", *(f"weights/{name}" for name in run.model().network.state_dict())}
+    assert set(result) == {"seconds", "pictures", *(f"weights/{name}" for name in run.model().network.state_dict())}
 
 
 def test_images_in_memory_are_the_same_and_need_no_file(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_killed_again_and_again_only_what_is_missing_is_done_and_every_byte_is_t
     for finished in (1, 3):
         process = processes.Process(target=make, args=(finished_run, folder), kwargs={"keep_models": True})
         process.start()
-        while process.is_alive() and len(list(folder.glob("jobs/subset-*"))) < finished:
+        while process.is_alive() and len(list(folder.glob("jobs/subset-*.npz"))) < finished:
             time.sleep(0.002)
         process.kill()
         process.join()
@@ -225,7 +225,7 @@ def test_a_pool_gives_the_same_bytes_even_when_a_worker_is_killed(
     folder, killed = tmp_path / "pool", list[int]()
 
     def kill_one() -> None:
-        while not list(folder.glob("jobs/subset-*")):
+        while not list(folder.glob("jobs/subset-*.npz")):
             time.sleep(0.01)
         workers = [pid for pid in children(os.getpid()) if b"dtrak.engines.worker" in commandline(pid)]
         os.kill(workers[0], signal.SIGKILL)
@@ -304,7 +304,7 @@ def test_more_subsets_and_seeds_add_to_what_is_there(own_benchmark: Path, finish
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"fraction": 0.4}, "own was made with fraction 0.5, not 0.4: give another folder, or remove it"),
+        ({"fraction": 0.4}, "own was made with fraction 0.5, not 0.4: ask for the same again, read it as --benchmark "),
         ({"timesteps": 5}, "own was made with timesteps 4, not 5"),
         ({"noises": 1}, "own was made with noises 2, not 1"),
         ({"seed": 1}, "own was made with seed 0, not 1"),

@@ -252,18 +252,19 @@ class Evidence:
         """The stores of one model for all methods that need it, by images and objective."""
         path = self._folders(models)[member]
         wanted: dict[bool, dict[str, None]] = {False: {}, True: {}}  # by whether along the journey
+        partners: dict[str, None] = {}
         for method in self.methods:
             if isinstance(method.source, Gradients) and method.source.models == models:
-                wanted[method.source.journey][str(objective_of(method, self.objective))] = None
+                objective = str(objective_of(method, self.objective))
+                wanted[method.source.journey][objective] = None
+                if self.with_partners and method.damped:
+                    partners[partner_of(objective)] = None
         model, settings, folder = self.model, self.settings, self.folder
         if path is not None:
             model, folder = load_model(str(path)).to(self.model.device), folder / path.name
             settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
         make = partial(featurize, model, folder=folder, engine=self.engine)
-        of_train = wanted[False] | wanted[True]
-        if self.with_partners:
-            of_train |= dict.fromkeys(map(partner_of, of_train))
-        stores = {"train": make(self.train, [*of_train], settings, name="train")}
+        stores = {"train": make(self.train, [*wanted[False] | wanted[True] | partners], settings, name="train")}
         if wanted[False]:
             name = f"queries-{self.queries.fingerprint[:8]}"
             stores["queries"] = make(self.queries, [*wanted[False]], settings, name=name)
