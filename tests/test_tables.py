@@ -28,12 +28,12 @@ def test_text_is_plain_and_whole() -> None:
     wide = Table(["what"], [["word " * 100]])
     assert "word " * 99 + "word" in wide.text()
     assert TABLE.text() == (
-        "               LDS, 50 % of the images\n"
+        "             LDS, 50 % of the images\n"
         "\n"
-        " method                      LDS %   best λ   images\n"
-        " ───────────────────────────────────────────────────\n"
-        " d-trak [ours] :tram:   41.7 ± 4.8   0.1235    5,000\n"
-        " a|b & c_d                       –        1        3\n"
+        " method                     LDS %  best λ  images\n"
+        " ────────────────────────────────────────────────\n"
+        " d-trak [ours] :tram:  41.7 ± 4.8  0.1235   5,000\n"
+        " a|b & c_d                      –       1       3\n"
         "\n"
         "± is an error.\n"
     )

@@ -11,7 +11,7 @@ import typer
 
 from dtrak import options
 from dtrak.errors import UsageError
-from dtrak.printing import output, tell
+from dtrak.printing import show, tell
 
 app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mode=None)
 
@@ -98,7 +98,7 @@ def lds(
             engine=engine,
             **settings,
         )
-    output.print(found.table())
+    show(found.table())
     if out is not None:
         write_text(out, found.json())
         tell("The numbers", out)
@@ -166,7 +166,7 @@ def counterfactual(
         changes["engine"] = engine
     results = counterfactual_run(question, changes, engine or make_engine("pool"))
     shown = evaluation.table(results)
-    output.print(shown)
+    show(shown)
     for result in results:
         tell("The numbers and figures", evaluation.folder_of(question, result.step))
     if table is not None:

@@ -88,7 +88,9 @@ class Table:
     def __rich__(self) -> rich.table.Table:
         """For a console, as wide as that is."""
         title, notes = (Text(text) if text else None for text in (self.caption, "\n".join(self.notes)))
-        table = rich.table.Table(title=title, caption=notes, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table = rich.table.Table(
+            title=title, caption=notes, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+        )
         for index, (head, is_right) in enumerate(zip(self.heads, self._right(), strict=True)):
             table.add_column(Text(head), justify="right" if is_right else "left", no_wrap=index == 0)
         for row in self._texts():
