@@ -98,3 +98,23 @@ def test_files_that_are_no_scores_are_named(tmp_path: Path) -> None:
     for name in ("text.npz", "other.npz"):
         with pytest.raises(DtrakError, match=name.replace(".", r"\.")):
             Scores.load(tmp_path / name)
+
+
+def test_a_table_has_a_line_for_each_pair_the_strongest_first(tmp_path: Path) -> None:
+    table = scores().to_pandas()
+    assert list(table.columns) == ["query", "rank", "train", "score", "artist", "year", "note"]
+    assert len(table) == 8
+    first = table[table["query"] == "a.png"]
+    assert first["train"].tolist() == [12, 10, 13, 11]
+    assert first["rank"].tolist() == [1, 2, 3, 4]
+    assert first["score"].tolist() == [2, 0.5, 0, -1]
+    assert first["artist"].tolist() == ["ada", "ada", "cy", "bo"]
+    scores().to_csv(tmp_path / "top.csv", top=1)
+    assert (tmp_path / "top.csv").read_text() == (
+        "query,rank,train,score,artist,year,note\na.png,1,12,2.0,ada,1902,z\nb.png,1,10,3.0,ada,1900,x\n"
+    )
+    save_scores(tmp_path / "both.csv", {"trak": scores("trak", 2), "d-trak": scores()})
+    lines = (tmp_path / "both.csv").read_text().splitlines()
+    assert lines[0].endswith(",method")
+    assert len(lines) == 1 + 2 * 8
+    assert lines[1] == "a.png,1,12,4.0,ada,1902,z,trak"

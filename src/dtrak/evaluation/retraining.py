@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrak.benchmark import QUERIES
 from dtrak.data import Images
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError, choose
@@ -33,7 +34,6 @@ from dtrak.progress import say
 from dtrak.runs import Run, versions
 from dtrak.timesteps import select_timesteps
 
-LOSSES = {"validation": "losses.npy", "generated": "generated_losses.npy"}
 GROWING = ("subsets", "seeds")  # there can be more of them later
 AS_FOUND = ("threads", "versions")  # of who began
 
@@ -69,7 +69,7 @@ def make_benchmark(
     `queries` are "validation" and "generated" ones, or either. More subsets or seeds than before add to what is there.
     """
     for name in queries:
-        choose("queries", name, list(LOSSES))
+        choose("queries", name, list(QUERIES))
     model = run.model()
     for images in queries.values():
         model.check_fits(images.shape, images.source)
@@ -220,7 +220,7 @@ def _assemble(folder: Path, context: Retraining, jobs: list[Job]) -> None:
                 raise DtrakError(f"{_path(folder, job)} is gone or damaged: run the command again")
             together[:, job.subset, job.seed] = outputs[f"outputs/{name}"]
         for objective, values in zip(OBJECTIVES, together, strict=True):
-            path = LOSSES[name] if objective == "simple" else f"outputs/{name}-{objective}.npy"
+            path = QUERIES[name] if objective == "simple" else f"outputs/{name}-{objective}.npy"
             write_bytes(folder / path, _npy(values))
     write_bytes(folder / "masks.npy", _npy(context.masks))
 
