@@ -160,6 +160,11 @@ def test_journeys_and_ensembles_answer_for_generated_pictures(evaluated: Path) -
         (("--benchmark", "run/benchmark", "--table", "table.pdf"), "table.pdf"),
         (("--benchmark", "run/benchmark", "--engine", "cloud"), "unknown engine 'cloud'"),
         (("nowhere",), "nowhere is not a run"),
+        (("run", "--subsets", "3"), "subsets 3: too few to choose the damping"),
+        (("run", "--projection", "dens"), "unknown projection 'dens'"),
+        (("run", "--method", "trak", "--objective", "avg"), "trak does not take the objective 'avg'"),
+        (("run", "--method", "clip-dot", "--encoder", "nowhere"), "no encoder 'nowhere'"),
+        (("run", "--retrained", "run/benchmark"), "--retrained run/benchmark"),
     ],
 )
 def test_what_makes_no_sense_is_named(evaluated: Path, arguments: tuple[str, ...], message: str) -> None:

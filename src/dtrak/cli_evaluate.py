@@ -68,10 +68,11 @@ def lds(
     engine = options.typed_engine(settings)
     if run_folder is not None:
         from dtrak.engines import make_engine
-        from dtrak.pipeline import benchmark_run, benchmark_settings
+        from dtrak.pipeline import benchmark_run, benchmark_settings, check_can_answer
         from dtrak.runs import Run
 
         run = Run.open(run_folder)
+        check_can_answer(run, queries, damping, subsets)
         retraining = RetrainingSettings(
             subsets=subsets,
             fraction=fraction,

@@ -15,6 +15,7 @@ from dtrak.data import Images
 from dtrak.encoders import DEFAULT_ENCODER, load_encoder
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
+from dtrak.evaluation.comparison import CHOSEN, FEWEST
 from dtrak.evaluation.counterfactual import Counterfactual, Question, evaluate_counterfactual
 from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
 from dtrak.evidence import Evidence, Resources
@@ -125,6 +126,16 @@ def benchmark_run(
     folder = run.folder / BENCHMARK
     make_benchmark(run, folder, settings, engine, queries, device)
     return Benchmark.open(folder)
+
+
+def check_can_answer(run: Run, queries: str, damping: str, subsets: int) -> None:
+    """Refuse a question about a run's benchmark that no retraining would answer."""
+    if queries == "validation" and run.recipe.data.validation is None:
+        raise UsageError(f"{run.folder}: its recipe names no validation images; ask for --queries generated")
+    if queries == "generated" and not (run.folder / "generated").exists():
+        raise UsageError(f"{run.folder} has no generated pictures yet: `dtrak generate {run.folder}`")
+    if damping == CHOSEN and subsets < 2 * FEWEST:
+        raise UsageError(f"subsets {subsets}: too few to choose the damping on one half and report on the other")
 
 
 def benchmark_settings(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:

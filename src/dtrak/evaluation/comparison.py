@@ -30,6 +30,7 @@ from dtrak.methods.method import Embeddings, Gradients, Outcomes
 from dtrak.models import load_model
 from dtrak.objectives import OBJECTIVES
 
+FEWEST = 2  # subsets in a half, that a rank correlation can be of
 CHOSEN, BEST = "chosen", "best"  # dampings that look at retrained models: at half of them, or at those reported on
 
 
@@ -137,7 +138,7 @@ def compare(
         **settings,
     )
     is_fitted = damping == CHOSEN or any(map(_learns_from_retrained, evidence.methods))
-    if is_fitted and half < 2:
+    if is_fitted and half < FEWEST:
         raise UsageError(
             f"{benchmark.folder} has {len(masks)} subsets: too few to fit on one half and report on the other"
         )
