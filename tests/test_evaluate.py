@@ -171,6 +171,7 @@ def test_what_makes_no_sense_is_named(evaluated: Path, arguments: tuple[str, ...
     outcome = run_dtrak("evaluate", "lds", *arguments, cwd=evaluated)
     assert outcome.code == 2
     assert message in outcome.error
+    assert not (evaluated / "nowhere").exists()
 
 
 @pytest.mark.slow

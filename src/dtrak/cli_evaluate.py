@@ -46,10 +46,12 @@ def lds(
     from dtrak.evaluation.tables import check_table_path
     from dtrak.files import check_writable
     from dtrak.methods import split_methods
+    from dtrak.runs import Run
 
     if (run_folder is None) == (benchmark is None):
         raise UsageError("give a run to retrain or a --benchmark to read, one of the two")
     methods = split_methods(method)
+    run = None if run_folder is None else Run.open(run_folder)
     out = run_folder / "lds.json" if out is None and run_folder is not None else out
     if table is not None:
         check_table_path(table)
@@ -66,12 +68,10 @@ def lds(
         raise UsageError(f"--retrained {settings['retrained']}: methods learn from the benchmark's own models here")
     check_question(methods, queries, output_function, damping, grid, settings)
     engine = options.typed_engine(settings)
-    if run_folder is not None:
+    if run is not None:
         from dtrak.engines import make_engine
         from dtrak.pipeline import benchmark_run, benchmark_settings, check_can_answer
-        from dtrak.runs import Run
 
-        run = Run.open(run_folder)
         check_can_answer(run, queries, damping, subsets)
         retraining = RetrainingSettings(
             subsets=subsets,
