@@ -25,7 +25,7 @@ from rich.table import Table
 
 from dtrak.data import load_images
 from dtrak.engines import cores, make_engine
-from dtrak.evaluation.jobs import Job, Outputs, Retraining, in_memory, retrain
+from dtrak.evaluation.jobs import Job, Outputs, Retraining, retrain
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.recipes import load_recipe
 
@@ -106,7 +106,7 @@ def main() -> None:
     recipe = load_recipe(args.recipe)
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": args.epochs})})
     data = recipe.data
-    images = in_memory(load_images(data.train, crop=data.crop, size=data.size, channels=data.channels))
+    images = load_images(data.train, crop=data.crop, size=data.size, channels=data.channels).in_memory()
     masks = random_subsets(args.jobs + cores(), len(images), labels=images.columns.get("label"))
     queries = {"validation": images.select(range(QUERIES))}
     context = Retraining(recipe, images, masks, queries, Outputs(TIMESTEPS, noises=1))

@@ -1,10 +1,8 @@
 """The front door: a model, its training images and the pictures asked about in, scores out."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 from dtrak.damping import Damping
@@ -14,6 +12,7 @@ from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.evidence import Evidence, Resources
 from dtrak.featurizing import FeatureSettings
+from dtrak.files import kept_until_done
 from dtrak.methods import ALL, Method, chosen_methods, objective_of
 from dtrak.models import DiffusionModel, load_model
 from dtrak.objectives import get_objective
@@ -47,7 +46,7 @@ def attribute(
     """Score every training image for every query.
 
     `method` is a name from `dtrak.methods`, or several, which share what they can; then the answer is a dictionary by
-    name. "all" stands for every method whose needs are met. `damping` is "spectrum", "auto", a fraction of the mean
+    name. "all" stands for every method whose needs are met. `damping` is "auto", "spectrum", a fraction of the mean
     eigenvalue of ΦΦᵀ, or "absolute:λ" (see `dtrak.damping`). `cache` is a folder that keeps the features: the next
     question about the same training images costs only its queries. `settings` are
 
@@ -57,11 +56,9 @@ def attribute(
     """
     names = [method] if isinstance(method, str) else list(method)
     parsed_damping = Damping.parse(damping)
-    with TemporaryDirectory() if cache is None else nullcontext(cache) as folder:
-        with_partners = parsed_damping.kind == "auto"
-        evidence = gather(
-            model, train, queries, names, Path(folder), device=device, with_partners=with_partners, **settings
-        )
+    with kept_until_done(None if cache is None else Path(cache)) as folder:
+        with_partners = parsed_damping.asks_partner
+        evidence = gather(model, train, queries, names, folder, device=device, with_partners=with_partners, **settings)
         scores = {one.name: score(evidence, one, parsed_damping) for one in evidence.methods}
     return scores[names[0]] if isinstance(method, str) and method != ALL else scores
 

@@ -23,6 +23,11 @@ from dtrak.errors import DtrakError, UsageError, choose
 QUERIES = {"validation": "losses.npy", "generated": "generated_losses.npy"}
 
 
+def losses_file(queries: str, output: str) -> str:
+    """Where the outputs of a kind of queries lie, for an objective."""
+    return QUERIES[queries] if output == "simple" else f"outputs/{queries}-{output}.npy"
+
+
 @dataclass(frozen=True)
 class Benchmark:
     folder: Path
@@ -60,7 +65,7 @@ class Benchmark:
     def losses(self, kind: str, output: str = "simple") -> NDArray[np.float32]:
         """[M, S, Q]: the objective `output` of each query under each retrained model."""
         choose("queries", kind, list(QUERIES))
-        name = QUERIES[kind] if output == "simple" else f"outputs/{kind}-{output}.npy"
+        name = losses_file(kind, output)
         losses = self._array(name)
         expected = (len(self.masks), len(self.queries(kind)))
         if losses.ndim != 3 or (losses.shape[0], losses.shape[2]) != expected:

@@ -167,7 +167,7 @@ def _attribute_model(
 ) -> None:
     """Without a cache of the user's, features lie beside the scores for as long as they are needed to go on."""
     from dtrak.data import load_images
-    from dtrak.files import check_writable
+    from dtrak.files import check_writable, kept_until_done
     from dtrak.methods import split_methods
 
     methods = split_methods(changes.pop("method", "d-trak"))
@@ -178,7 +178,7 @@ def _attribute_model(
     from dtrak.models import load_model
     from dtrak.scores import save_scores
 
-    with cli_evaluate.kept_until_done(changes.pop("cache", None), out) as cache:
+    with kept_until_done(changes.pop("cache", None), out) as cache:
         where = options.chosen_device(device)
         scores = attribute_images(
             load_model(model), train_images, query_images, methods, cache=cache, device=where, **changes

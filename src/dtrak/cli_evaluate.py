@@ -1,17 +1,20 @@
 """`dtrak evaluate`: how far the scores can be trusted."""
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from dtrak import options
 from dtrak.errors import UsageError
 from dtrak.printing import show, tell
+
+if TYPE_CHECKING:
+    from dtrak.benchmark import Benchmark
+    from dtrak.engines import Engine
+    from dtrak.evaluation.tables import Table
+    from dtrak.runs import Run
 
 app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mode=None)
 
@@ -29,13 +32,13 @@ def lds(
     grid: options.Grid = "log",
     out: options.LdsFile = None,
     table: options.TableFile = None,
-    subsets: options.Subsets = 64,
-    fraction: options.Fraction = 0.5,
-    seeds: options.Seeds = 3,
+    subsets: options.Subsets = None,
+    fraction: options.Fraction = None,
+    seeds: options.Seeds = None,
     output_timesteps: options.OutputTimesteps = None,
-    output_noises: options.OutputNoises = 3,
-    validation_count: options.ValidationCount = 100,
-    keep_models: options.KeepModels = False,
+    output_noises: options.OutputNoises = None,
+    validation_count: options.ValidationCount = None,
+    keep_models: options.KeepModels = None,
     device: options.Device = None,
 ) -> None:
     """Ask how well scores predict what models trained on random subsets do: the linear datamodelling score.
@@ -43,46 +46,39 @@ def lds(
     For a run, retrains its model on random subsets and keeps what they make of the run's validation and generated
     images as RUN/benchmark; for --benchmark, takes a folder where that was done. Then scores the methods against it.
     """
-    from dtrak.evaluation.tables import check_table_path
-    from dtrak.files import check_writable
     from dtrak.methods import split_methods
     from dtrak.runs import Run
 
     if (run_folder is None) == (benchmark is None):
         raise UsageError("give a run to retrain or a --benchmark to read, one of the two")
+    retraining = {
+        "subsets": subsets,
+        "fraction": fraction,
+        "seeds": seeds,
+        "timesteps": output_timesteps,
+        "noises": output_noises,
+        "validation": validation_count,
+        "keep_models": keep_models,
+    }
+    retraining = {name: value for name, value in retraining.items() if value is not None}
+    if benchmark is not None and retraining:
+        raise UsageError(f"--benchmark {benchmark} is read as it is: its {next(iter(retraining))} cannot be chosen")
     methods = split_methods(method)
     run = None if run_folder is None else Run.open(run_folder)
     out = run_folder / "lds.json" if out is None and run_folder is not None else out
-    if table is not None:
-        check_table_path(table)
-    for path in (out, table):
-        if path is not None:
-            check_writable(path)
+    _check_files(out, table)
 
     from dtrak.benchmark import Benchmark
     from dtrak.evaluation.comparison import check_question, compare
-    from dtrak.evaluation.retraining import RetrainingSettings
-    from dtrak.files import write_text
+    from dtrak.files import kept_until_done, write_text
+    from dtrak.pipeline import benchmark_settings, keep_comparison
 
     if "retrained" in settings:
         raise UsageError(f"--retrained {settings['retrained']}: methods learn from the benchmark's own models here")
     check_question(methods, queries, output_function, damping, grid, settings)
-    engine = options.typed_engine(settings)
+    engine, where = options.typed_engine(settings), options.chosen_device(device)
     if run is not None:
-        from dtrak.engines import make_engine
-        from dtrak.pipeline import benchmark_run, benchmark_settings, check_can_answer
-
-        check_can_answer(run, queries, damping, subsets)
-        retraining = RetrainingSettings(
-            subsets=subsets,
-            fraction=fraction,
-            seeds=seeds,
-            timesteps=output_timesteps,
-            noises=output_noises,
-            keep_models=keep_models,
-        )
-        where = options.chosen_device(device)
-        made = benchmark_run(run, retraining, validation_count, engine or make_engine("pool"), where)
+        made = _retrained(run, retraining, queries, damping, engine, where)
         settings = benchmark_settings(run, settings)
     elif benchmark is not None:
         made = Benchmark.open(benchmark)
@@ -95,33 +91,15 @@ def lds(
             output=output_function,
             damping=damping,
             grid=grid,
-            device=options.chosen_device(device),
+            device=where,
             engine=engine,
             **settings,
         )
-    show(found.table())
+    if run is not None:
+        keep_comparison(run, found)
     if out is not None:
         write_text(out, found.json())
-        tell("The numbers", out)
-    if table is not None:
-        from dtrak.evaluation.tables import write_table
-
-        write_table(found.table(), table)
-        tell("The table", table)
-
-
-@contextmanager
-def kept_until_done(cache: Path | None, out: Path | None) -> Iterator[Path]:
-    """The folder that the user gave; or one beside the output, which a kill leaves there to go on from."""
-    if cache is not None:
-        yield cache
-    elif out is not None:
-        beside = out.with_name(f"{out.name}.features")
-        yield beside
-        shutil.rmtree(beside, ignore_errors=True)
-    else:
-        with TemporaryDirectory() as temporary:
-            yield Path(temporary)
+    _show(found.table(), table, "The numbers", [] if out is None else [out])
 
 
 @app.command()
@@ -143,17 +121,13 @@ def counterfactual(
     For each generated picture, retrains the run's model without its highest-scoring images and draws from the same
     seed again. Writes the distances between the two, boxplots and the pictures side by side into RUN/counterfactual.
     """
-    from dtrak.evaluation.tables import check_table_path, write_table
-    from dtrak.files import check_writable
     from dtrak.methods import split_methods
     from dtrak.runs import Run
 
     split_methods(method)
     steps = options.chosen_steps(step)
     opened = Run.open(run_folder)
-    if table is not None:
-        check_table_path(table)
-        check_writable(table)
+    _check_files(None, table)
 
     from dtrak.engines import make_engine
     from dtrak.evaluation import counterfactual as evaluation
@@ -166,10 +140,42 @@ def counterfactual(
     if engine is not None:
         changes["engine"] = engine
     results = counterfactual_run(question, changes, engine or make_engine("pool"))
-    shown = evaluation.table(results)
-    show(shown)
-    for result in results:
-        tell("The numbers and figures", evaluation.folder_of(question, result.step))
+    folders = [evaluation.folder_of(question, result.step) for result in results]
+    _show(evaluation.table(results), table, "The numbers and figures", folders)
+
+
+def _retrained(
+    run: "Run", typed: dict[str, Any], queries: str, damping: str, engine: "Engine | None", device: str
+) -> "Benchmark":
+    """The run's benchmark; what was not typed is as it was when it was begun."""
+    from dtrak.engines import make_engine
+    from dtrak.evaluation.retraining import RetrainingSettings
+    from dtrak.pipeline import BENCHMARK, benchmark_run, check_can_answer
+
+    settings = RetrainingSettings.going_on(run.folder / BENCHMARK, typed)
+    check_can_answer(run, queries, damping, settings.subsets)
+    return benchmark_run(run, settings, engine or make_engine("pool"), device)
+
+
+def _check_files(out: Path | None, table: Path | None) -> None:
+    """Refuse, before hours of work, what could not be written in the end."""
+    from dtrak.evaluation.tables import check_table_path
+    from dtrak.files import check_writable
+
     if table is not None:
-        write_table(shown, table)
-        tell("The table", table)
+        check_table_path(table)
+    for path in (out, table):
+        if path is not None:
+            check_writable(path)
+
+
+def _show(found: "Table", path: Path | None, what: str, kept: Sequence[Path]) -> None:
+    """Print a table, write it to a path that was asked for, and say where the rest was kept."""
+    from dtrak.evaluation.tables import write_table
+
+    show(found)
+    for each in kept:
+        tell(what, each)
+    if path is not None:
+        write_table(found, path)
+        tell("The table", path)

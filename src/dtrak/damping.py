@@ -53,6 +53,11 @@ class Damping:
             )
         return cls("relative" if number == text else "absolute", value)
 
+    @property
+    def asks_partner(self) -> bool:
+        """Whether another objective's kernel of the same images is needed: that of `partner_of`."""
+        return self.kind == "auto"
+
     def absolute(self, kernel: Kernel, partner: Partner | None = None) -> float:
         match self.kind:
             case "spectrum":
@@ -65,6 +70,11 @@ class Damping:
                 return self.value * kernel.mean_eigenvalue
             case "absolute":
                 return self.value
+
+
+def partner_of(objective: str) -> str:
+    """Another objective that sees the same influence with different noise."""
+    return "square" if objective == "simple" else "simple"
 
 
 def effective_dimension(kernel: Kernel, damping: float) -> float:

@@ -4,7 +4,6 @@ A method says by its source what it needs, and `Evidence` makes the arrays that 
 methods need are computed in one pass and lie in one store.
 """
 
-import io
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -18,14 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak.benchmark import Benchmark
-from dtrak.damping import Damping
+from dtrak.damping import Damping, partner_of
 from dtrak.data import Images
 from dtrak.encoders import DEFAULT_ENCODER, Encoder, embed, load_encoder
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.features import Cost, FeatureStore
 from dtrak.featurizing import FeatureSettings, featurize
-from dtrak.files import write_bytes
+from dtrak.files import as_npy, write_bytes
 from dtrak.journeys import Journeys
 from dtrak.kernels import Kernel, decompose
 from dtrak.methods import Method, objective_of
@@ -95,7 +94,7 @@ class Evidence:
             case Embeddings():
                 yield self._once("embeddings", self._embeddings)
             case Outcomes():
-                yield self._once("outcomes", self._outcomes)
+                yield self._outcomes
             case Gradients(models=models, journey=journey):
                 objective = str(objective_of(method, self.objective))
                 for member in range(len(self._folders(models))):
@@ -118,12 +117,13 @@ class Evidence:
         return sum((stores[side][one].cost for stores in members for side, one in wanted), Cost())
 
     def seconds(self, method: Method) -> float:
-        """That a method's inputs have taken, in this process or in an earlier one."""
+        """That a method's inputs have taken, in this process or in an earlier one; makes them if they are not there."""
         match method.source:
             case Gradients():
                 cost = self.cost(method)
                 return cost.gradients + cost.projection
             case Embeddings():
+                self._once("embeddings", self._embeddings)
                 return self._seconds["embeddings"]
             case _:
                 return 0.0
@@ -132,7 +132,7 @@ class Evidence:
         """How many of them are behind a method's scores."""
         match method.source:
             case Outcomes():
-                return len(self._once("outcomes", self._outcomes).masks)
+                return len(self._outcomes.masks)
             case Gradients(models="retrained"):
                 return len(self._folders("retrained"))
             case _:
@@ -144,7 +144,7 @@ class Evidence:
             case Embeddings():
                 _ = self._encoder
             case Outcomes():
-                check_enough(self._once("outcomes", self._outcomes))
+                check_enough(self._outcomes)
             case Gradients(models=models, journey=journey):
                 self._folders(models)
                 if journey:
@@ -185,17 +185,18 @@ class Evidence:
         name = f"embeddings-{stable_hash(self.resources.encoder):016x}-{images.fingerprint}.npy"
         path = self.folder / name
         if not path.exists():
-            buffer = io.BytesIO()
-            np.save(buffer, embed(self._encoder, images))
-            write_bytes(path, buffer.getvalue())
+            write_bytes(path, as_npy(embed(self._encoder, images)))
         return np.asarray(np.load(path, allow_pickle=False))
 
+    @property
     def _outcomes(self) -> RetrainedLosses:
-        first = slice(self.resources.subsets)
-        return RetrainedLosses(self._benchmark.masks[first], self._losses()[first])
+        found: RetrainedLosses = self._once("outcomes", self._read_outcomes)
+        return found
 
-    def _losses(self) -> NDArray[np.float32]:
-        return self._benchmark.losses_of(self.queries, self.resources.output)
+    def _read_outcomes(self) -> RetrainedLosses:
+        first = slice(self.resources.subsets)
+        losses = self._benchmark.losses_of(self.queries, self.resources.output)
+        return RetrainedLosses(self._benchmark.masks[first], losses[first])
 
     @property
     def _benchmark(self) -> Benchmark:
@@ -274,11 +275,6 @@ class Evidence:
             name = f"journeys-{self._journeys.fingerprint[:8]}"
             stores["journey"] = make(self._journeys, [*wanted[True]], settings, name=name)
         return stores
-
-
-def partner_of(objective: str) -> str:
-    """Another objective that sees the same influence with different noise."""
-    return "square" if objective == "simple" else "simple"
 
 
 def evenly_spaced(folder: Path | None, count: int) -> list[Path]:

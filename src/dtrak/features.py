@@ -206,10 +206,7 @@ def fill(
     Shards that another process is working on are left to it, and taken over if it dies. `advance` is told of rows that
     are there without `compute`.
     """
-    _check_space(stores)
-    rows_of = stores[0].shards
-    missing = sorted({index for store in stores for index in store.missing()})
-    advance(len(stores[0]) - sum(len(rows_of[index]) for index in missing))
+    rows_of, missing = stores[0].shards, _begin(stores, advance)
     while missing:
         left_to_others = []
         for index in missing:
@@ -237,10 +234,7 @@ def fill_from(
     advance: Callable[[int], None],
 ) -> None:
     """The same where `compute` gives the missing shards in any order, as others finish them."""
-    _check_space(stores)
-    rows_of = stores[0].shards
-    missing = sorted({index for store in stores for index in store.missing()})
-    advance(len(stores[0]) - sum(len(rows_of[index]) for index in missing))
+    rows_of, missing = stores[0].shards, _begin(stores, advance)
     for rows, features in compute([rows_of[index] for index in missing]):
         index = rows_of.index(rows)
         for store, its_features in zip(stores, features, strict=True):
@@ -248,6 +242,15 @@ def fill_from(
                 if not store.has(index):
                     store.write(index, its_features)
         advance(len(rows))
+
+
+def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None]) -> list[int]:
+    """The shards that any of the stores lacks; `advance` is told of the rows that are there."""
+    _check_space(stores)
+    rows_of = stores[0].shards
+    missing = sorted({index for store in stores for index in store.missing()})
+    advance(len(stores[0]) - sum(len(rows_of[index]) for index in missing))
+    return missing
 
 
 def _check_space(stores: Sequence[FeatureStore]) -> None:

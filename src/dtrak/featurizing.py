@@ -1,11 +1,11 @@
 """From images to features on disk: what to compute, what it will cost, and the loop that does it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -53,6 +53,12 @@ class FeatureSettings:
                 raise UsageError(f"{name.replace('_', '-')} {value}: it must be at least 1")
         if self.seed < 0:
             raise UsageError(f"seed {self.seed}: it must not be negative")
+
+
+def feature_settings(settings: Mapping[str, Any]) -> FeatureSettings:
+    """Those among some settings that say how features are made."""
+    names = [field.name for field in fields(FeatureSettings)]
+    return FeatureSettings(**{name: settings[name] for name in names if name in settings})
 
 
 def featurize(

@@ -3,17 +3,22 @@
 Everything is written under a temporary name in the same folder, flushed to the disk, and renamed.
 """
 
+import io
 import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from dtrak.errors import DtrakError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # Rust's safetensors wraps the system's words in its own: Error while serializing: I/O error: … (os error 28)
 SYSTEM_ERROR = re.compile(r".*I/O error: (.*) \(os error \d+\)")
@@ -46,6 +51,38 @@ def make_folder(path: Path) -> Path:
     with naming_the_path(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def as_npy(array: "NDArray[Any]") -> bytes:
+    """What an .npy file of the array holds."""
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def as_npz(arrays: "Mapping[str, NDArray[Any]]") -> bytes:
+    """What a compressed .npz file of the arrays holds."""
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+@contextmanager
+def kept_until_done(cache: Path | None, out: Path | None = None) -> Iterator[Path]:
+    """The folder that the user gave; or one beside the output, which a kill leaves there to go on from."""
+    if cache is not None:
+        yield cache
+    elif out is not None:
+        beside = out.with_name(f"{out.name}.features")
+        yield beside
+        shutil.rmtree(beside, ignore_errors=True)
+    else:
+        with TemporaryDirectory() as temporary:
+            yield Path(temporary)
 
 
 def check_writable(path: Path) -> None:

@@ -70,7 +70,7 @@ class Journeys:
 
     @cached_property
     def _estimates(self) -> Tensor:
-        seeds = self.seeds()
+        seeds = seeds_of(self.pictures)
         return torch.cat([self._draw(seeds[start : start + BATCH], start) for start in range(0, len(seeds), BATCH)])
 
     def _draw(self, seeds: list[int], first: int) -> Tensor:
@@ -84,25 +84,32 @@ class Journeys:
         """Find what is wrong with the question, which takes drawing the pictures again."""
         _ = self.timesteps, self._estimates
 
-    def seeds(self) -> list[int]:
-        column = self.pictures.columns.get(SEED)
-        if column is None:
-            raise UsageError(
-                f"journey-trak follows how a picture was drawn, but {self.source} has no column {SEED!r} that says "
-                "from which: ask about what `dtrak generate` made"
-            )
-        for id_, seed in zip(self.ids, column.tolist(), strict=True):
-            if not str(seed).removesuffix(".0").isdecimal():
-                raise UsageError(f"the seed of {id_} of {self.source} is {seed}: it must be a whole number from 0 on")
-        return [int(seed) for seed in column]
-
     def _check_drawn(self, drawn: Tensor, seeds: list[int], first: int) -> None:
         """Refuse pictures that the model did not draw from their seeds."""
-        asked = self.pictures.tensor(range(first, first + len(seeds)))
-        apart = 127.5 * (drawn - asked).abs().flatten(1).mean(1)
-        worst = int(apart.argmax())
-        if apart[worst] > CLOSE:
+        row = not_as_drawn(self.pictures.select(range(first, first + len(seeds))), drawn)
+        if row is not None:
             raise UsageError(
-                f"{self.ids[first + worst]} of {self.source} is not what {self.model.source} draws from seed "
-                f"{seeds[worst]} in {self.steps} steps"
+                f"{self.ids[first + row]} of {self.source} is not what {self.model.source} draws from seed "
+                f"{seeds[row]} in {self.steps} steps"
             )
+
+
+def seeds_of(pictures: Images) -> list[int]:
+    """From what each picture was drawn."""
+    column = pictures.columns.get(SEED)
+    if column is None:
+        raise UsageError(
+            f"journey-trak follows how a picture was drawn, but {pictures.source} has no column {SEED!r} that says "
+            "from which: ask about what `dtrak generate` made"
+        )
+    for id_, seed in zip(pictures.ids, column.tolist(), strict=True):
+        if not str(seed).removesuffix(".0").isdecimal():
+            raise UsageError(f"the seed of {id_} of {pictures.source} is {seed}: it must be a whole number from 0 on")
+    return [int(seed) for seed in column]
+
+
+def not_as_drawn(pictures: Images, drawn: Tensor) -> int | None:
+    """The row of a picture that is more than rounding away from what is drawn now [B, C, H, W]; None if none is."""
+    apart = 127.5 * (drawn - pictures.tensor(range(len(pictures)))).abs().flatten(1).mean(1)
+    worst = int(apart.argmax())
+    return worst if apart[worst] > CLOSE else None

@@ -280,18 +280,31 @@ LdsFile = Annotated[
 TableFile = Annotated[
     Path | None, typer.Option("--table", metavar="FILE", help="Write the table here: .txt, .csv, .md or .tex.")
 ]
-Subsets = Annotated[int, typer.Option(metavar="M", parser=whole_number(1), help="Random subsets to retrain on.")]
-Fraction = Annotated[float, typer.Option(metavar="α", help="Of the images, in each subset.")]
-Seeds = Annotated[int, typer.Option(metavar="S", parser=whole_number(1), help="Trainings of each subset.")]
+# How models are retrained for a benchmark, by the names that `RetrainingSettings` has for them.
+Subsets = Annotated[
+    int | None,
+    typer.Option(metavar="M", parser=whole_number(1), help="Random subsets to retrain on.", show_default="64"),
+]
+Fraction = Annotated[float | None, typer.Option(metavar="α", help="Of the images, in each subset.", show_default="0.5")]
+Seeds = Annotated[
+    int | None, typer.Option(metavar="S", parser=whole_number(1), help="Trainings of each subset.", show_default="3")
+]
 OutputTimesteps = Annotated[
     str | None,
     typer.Option(metavar="K", help="Over which outputs are averaged, as --timesteps.", show_default="all of them"),
 ]
-OutputNoises = Annotated[int, typer.Option(metavar="Z", parser=whole_number(1), help="At each of these timesteps.")]
-ValidationCount = Annotated[
-    int, typer.Option(metavar="N", parser=whole_number(1), help="How many validation images are asked about.")
+OutputNoises = Annotated[
+    int | None,
+    typer.Option(metavar="Z", parser=whole_number(1), help="At each of these timesteps.", show_default="3"),
 ]
-KeepModels = Annotated[bool, typer.Option("--keep-models", help="Keep the retrained models, for ensembles.")]
+ValidationCount = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", parser=whole_number(1), help="How many validation images are asked about.", show_default="100"
+    ),
+]
+KeepModels = Annotated[bool | None, typer.Option("--keep-models", help="Keep the retrained models, for ensembles.")]
+
 # counterfactuals
 
 QueryCount = Annotated[

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from dtrak.data import Images
 from dtrak.encoders import DEFAULT_ENCODER, load_encoder
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
-from dtrak.evaluation.comparison import CHOSEN, FEWEST
+from dtrak.evaluation.comparison import CHOSEN, FEWEST, Comparison
 from dtrak.evaluation.counterfactual import Counterfactual, Question, evaluate_counterfactual
 from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
-from dtrak.evidence import Evidence, Resources
-from dtrak.featurizing import FeatureSettings
-from dtrak.files import write_json
+from dtrak.evidence import Evidence
+from dtrak.featurizing import feature_settings
+from dtrak.files import write_json, write_text
 from dtrak.methods import chosen_methods, split_methods
 from dtrak.methods.method import Gradients
 from dtrak.models import DiffusionModel
@@ -52,7 +52,7 @@ def _check_attribution(recipe: Recipe) -> None:
     settings = recipe.attribution.model_dump()
     check_objective(chosen_methods(split_methods(settings.pop("method"))), settings.pop("objective"))
     Damping.parse(settings.pop("damping"))
-    _settings_name(FeatureSettings(**settings), recipe.model.schedule.num_train_timesteps)
+    _features_name(settings, recipe.model.schedule.num_train_timesteps)
 
 
 def attribute_run(
@@ -63,44 +63,25 @@ def attribute_run(
     The run keeps the scores as scores.npz, and how they were made as attribution.json, for its report. The same
     question is not answered twice.
     """
-    settings = run.recipe.attribution.model_dump() | dict(changes)
-    methods = split_methods(settings.pop("method"))
-    damping, objective = settings.pop("damping"), settings.pop("objective")
-    cache, engine = settings.pop("cache", None), settings.pop("engine", None)
-    resources = {field.name: settings.pop(field.name) for field in fields(Resources) if field.name in settings}
-    resources = _resources(run) | resources
-    if cache is None:
-        cache = run.folder / "features" / _settings_name(FeatureSettings(**settings), model.timesteps)
+    settings = _scoring(run, changes)
+    methods, cache, engine = (settings.pop(name) for name in ("method", "cache", "engine"))
     train_images, query_images = run.train_images, run.query_images(queries)
     made_by: dict[str, Any] = {
         "dtrak": version("dtrak"),
         "queries": run.portable(queries),
         "method": methods,
-        "damping": damping,
-        "objective": objective,
-        **settings,
-        **{name: run.portable(str(value)) if isinstance(value, Path) else value for name, value in resources.items()},
+        **_portable(run, settings),
+        "fingerprints": [model.fingerprint, train_images.fingerprint, query_images.fingerprint],
     }
-    made_by |= {"fingerprints": [model.fingerprint, train_images.fingerprint, query_images.fingerprint]}
-    if "retrained" in resources:
-        made_by["fingerprints"].append(Benchmark.open(resources["retrained"]).fingerprint)
+    if "retrained" in settings:
+        made_by["fingerprints"].append(Benchmark.open(settings["retrained"]).fingerprint)
     scores_path, made_by_path = run.folder / "scores.npz", run.folder / "attribution.json"
     earlier = json.loads(made_by_path.read_text()) if scores_path.exists() and made_by_path.exists() else {}
     if made_by.items() <= earlier.items():
         return load_scores(scores_path)
     started = time.monotonic()
-    scores = attribute(
-        model,
-        train_images,
-        query_images,
-        methods,
-        damping=damping,
-        objective=objective,
-        cache=cache,
-        device=device,
-        engine=engine,
-        **settings,
-        **resources,
+    scores: dict[str, Scores] = attribute(
+        model, train_images, query_images, methods, cache=cache, device=device, engine=engine, **settings
     )
     made_by_path.unlink(missing_ok=True)  # so that the two never speak of different scores
     save_scores(scores_path, scores)
@@ -108,14 +89,12 @@ def attribute_run(
     return scores
 
 
-def benchmark_run(
-    run: Run, settings: RetrainingSettings, validation_count: int, engine: Engine, device: str
-) -> Benchmark:
+def benchmark_run(run: Run, settings: RetrainingSettings, engine: Engine, device: str) -> Benchmark:
     """Retrain the run's model on random subsets, for its first validation images and those it has generated."""
     queries: dict[str, Images] = {}
     if run.recipe.data.validation is not None:
         validation = run.query_images(run.recipe.data.validation)
-        queries["validation"] = validation.select(range(min(validation_count, len(validation))))
+        queries["validation"] = validation.select(range(min(settings.validation, len(validation))))
     if (run.folder / "generated").exists():
         queries["generated"] = run.query_images(str(run.folder / "generated"))
     if not queries:
@@ -138,15 +117,21 @@ def check_can_answer(run: Run, queries: str, damping: str, subsets: int) -> None
         raise UsageError(f"subsets {subsets}: too few to choose the damping on one half and report on the other")
 
 
+def keep_comparison(run: Run, found: Comparison) -> None:
+    """Keep what was measured of the run's benchmark, each way to score on its own, for the report's curves."""
+    methods = [one.method for one in found.results]
+    name = f"{stable_hash(repr((methods, found.subsets, found.queries, found.settings))):016x}"
+    write_text(run.folder / "lds" / f"{name}.json", found.json())
+
+
 def benchmark_settings(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:
     """How methods score against the run's benchmark: as its recipe says, but for the `changes`.
 
     The benchmark has copies of the run's images, so their features have a cache of their own.
     """
-    settings = run.recipe.attribution.model_dump(exclude={"method", "damping"}) | _resources(run) | dict(changes)
-    settings.pop("retrained", None)
-    total = run.recipe.model.schedule.num_train_timesteps
-    settings.setdefault("cache", run.folder / "features" / f"{BENCHMARK}-{_features_name(settings, total)}")
+    settings = _scoring(run, changes, f"{BENCHMARK}-")
+    for name in ("method", "damping", "engine", "retrained"):  # which are the command's own
+        settings.pop(name, None)
     return settings
 
 
@@ -174,24 +159,35 @@ def counterfactual_run(question: Question, changes: Mapping[str, Any], engine: E
         "damping": damping,
         "objective": every.objective,
         **asdict(every.settings),
-        **{
-            name: run.portable(str(value)) if isinstance(value, Path) else value
-            for name, value in asdict(every.resources).items()
-            if name != "step"
-        },
+        **_portable(run, {name: value for name, value in asdict(every.resources).items() if name != "step"}),
     }
     return evaluate_counterfactual(question, scores, encoder, engine, made_by)
 
 
 def _gather(question: Question, changes: Mapping[str, Any]) -> Evidence:
     """What some methods score a question's pictures from, as the run's recipe says, but for the `changes`."""
-    run = question.run
-    settings = run.recipe.attribution.model_dump() | _resources(run) | dict(changes)
-    methods, cache = split_methods(settings.pop("method")), settings.pop("cache", None)
-    settings["with_partners"] = Damping.parse(settings.pop("damping")).kind == "auto"
-    if cache is None:
-        cache = run.folder / "features" / _features_name(settings, question.model.timesteps)
-    return gather(question.model, run.train_images, question.queries, methods, cache, **settings)
+    settings = _scoring(question.run, changes)
+    methods, cache, damping = (settings.pop(name) for name in ("method", "cache", "damping"))
+    with_partners = Damping.parse(damping).asks_partner
+    train = question.run.train_images
+    return gather(question.model, train, question.queries, methods, cache, with_partners=with_partners, **settings)
+
+
+def _scoring(run: Run, changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """How a run's images are scored: as its recipe says and with what it has, but for the `changes`.
+
+    Every way to make features has a folder of its own in the run, whose name begins with the `prefix`.
+    """
+    settings = run.recipe.attribution.model_dump() | _resources(run) | {"engine": None} | dict(changes)
+    settings["method"] = split_methods(settings["method"])
+    name = prefix + _features_name(settings, run.recipe.model.schedule.num_train_timesteps)
+    settings.setdefault("cache", run.folder / "features" / name)
+    return settings
+
+
+def _portable(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with paths that name their files from anywhere."""
+    return {name: run.portable(str(one)) if isinstance(one, Path) else one for name, one in settings.items()}
 
 
 def _resources(run: Run) -> dict[str, Any]:
@@ -205,13 +201,8 @@ def _resources(run: Run) -> dict[str, Any]:
 
 
 def _features_name(settings: Mapping[str, Any], total: int) -> str:
-    """`_settings_name` of those among some settings that are the features'."""
-    of_features = {field.name: settings[field.name] for field in fields(FeatureSettings) if field.name in settings}
-    return _settings_name(FeatureSettings(**of_features), total)
-
-
-def _settings_name(settings: FeatureSettings, total: int) -> str:
-    """A folder name of its own for every way to make features, however the T = `total` timesteps are chosen."""
-    fields = asdict(settings) | {"timesteps": select_timesteps(settings.timesteps, total)}
-    del fields["batch_size"], fields["skip_bad"], fields["projection_seed"]  # features are the same
-    return f"{settings.projection}-{settings.projection_dim}-{stable_hash(repr(fields)):016x}"
+    """A name of its own for every way to make features, however the T = `total` timesteps are chosen."""
+    found = feature_settings(settings)
+    values = asdict(found) | {"timesteps": select_timesteps(found.timesteps, total)}
+    del values["batch_size"], values["skip_bad"], values["projection_seed"]  # features are the same
+    return f"{found.projection}-{found.projection_dim}-{stable_hash(repr(values)):016x}"

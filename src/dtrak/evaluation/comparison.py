@@ -7,7 +7,7 @@ learn from retrained models. Where nothing is fitted, all subsets count.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from dtrak.encoders import DEFAULT_ENCODER, load_encoder
 from dtrak.errors import UsageError, choose
 from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds
 from dtrak.evaluation.tables import Cell, Entry, Table
-from dtrak.evidence import Evidence
+from dtrak.evidence import Evidence, Resources
 from dtrak.features import Cost
-from dtrak.featurizing import FeatureSettings
+from dtrak.featurizing import feature_settings
 from dtrak.methods import ALL, Method, chosen_methods
 from dtrak.methods.inputs import Vectors
 from dtrak.methods.method import Embeddings, Gradients, Outcomes
@@ -44,6 +44,7 @@ class Result:
     seconds: float  # to score, features included
     features: Cost  # their part of it
     training: float | None  # seconds to train the models that it asks, beside that; None where they are not known
+    curve: Sequence[tuple[float, float]] = ()  # the LDS at each damping, where several were tried
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Comparison:
     queries: int
     subsets: int  # that the LDS is over
     note: str  # how the damping came about
+    settings: Mapping[str, Any]  # how the scores were made, and what they were to predict
 
     def json(self) -> str:
         """For programs, with the LDS of every query."""
@@ -68,6 +70,7 @@ class Comparison:
                     "training_seconds": one.training,
                     "gradient_seconds": one.features.gradients,
                     "projection_seconds": one.features.projection,
+                    "curve": [list(point) for point in one.curve],
                     "per_query": one.lds.per_query.tolist(),
                 }
                 for one in self.results
@@ -76,6 +79,7 @@ class Comparison:
             "queries": self.queries,
             "subsets": self.subsets,
             "note": self.note,
+            "settings": dict(self.settings),
         }
         return json.dumps(content, indent=1) + "\n"
 
@@ -134,7 +138,7 @@ def compare(
         retrained=benchmark.folder,
         subsets=half,
         output=output,
-        with_partners=damping == "auto",
+        with_partners=any(one.asks_partner for one in dampings),
         **settings,
     )
     is_fitted = damping == CHOSEN or any(map(_learns_from_retrained, evidence.methods))
@@ -149,8 +153,10 @@ def compare(
         _evaluate(evidence, one, dampings, fitted, reported, benchmark.training_seconds) for one in evidence.methods
     ]
     notes = {CHOSEN: f"chosen on the other {half} subsets", BEST: "the best in hindsight, on the reported subsets"}
+    made_by = {"queries": queries, "output": output, "damping": damping, "grid": grid, "objective": evidence.objective}
+    made_by |= asdict(evidence.settings) | _told(evidence.resources)
     return Comparison(
-        results, ceiling(reported.losses), losses.shape[2], len(reported.masks), notes.get(damping, damping)
+        results, ceiling(reported.losses), losses.shape[2], len(reported.masks), notes.get(damping, damping), made_by
     )
 
 
@@ -160,8 +166,7 @@ def check_question(
     """Refuse what `compare` would, before any model is retrained for it."""
     chosen = chosen_methods(methods)
     check_objective(chosen, settings.get("objective"))
-    of_features = {field.name for field in fields(FeatureSettings)}
-    FeatureSettings(**{name: value for name, value in settings.items() if name in of_features})
+    feature_settings(settings)
     if "encoder" in settings or (list(methods) != [ALL] and any(isinstance(one.source, Embeddings) for one in chosen)):
         load_encoder(settings.get("encoder", DEFAULT_ENCODER))
     choose("queries", queries, list(QUERIES))
@@ -188,28 +193,36 @@ def _evaluate(
     training_seconds: float | None,
 ) -> Result:
     tried = dampings if method.damped else dampings[:1]
-    for _ in evidence.inputs(method):  # which know themselves what they took
-        pass
+    making = evidence.seconds(method)
     started = time.monotonic()
     scores = evidence.scores_for(method, tried)
-    seconds = (time.monotonic() - started) / len(tried) + evidence.seconds(method)
+    seconds = making + (time.monotonic() - started) / len(tried)
     worth = [mean_lds(values, fitted.masks, fitted.losses) for values in scores] if len(tried) > 1 else [0.0]
     best = int(np.argmax(worth))
+    relative = _relative(evidence, method, tried)
     count = evidence.retrained_models(method)
     return Result(
         method.name,
         evaluate_lds(scores[best], reported.masks, reported.losses),
-        _relative(evidence, method, tried[best]) if method.damped else None,
+        relative[best] if relative else None,
         seconds,
         evidence.cost(method),
         count * training_seconds if training_seconds is not None else None if count else 0.0,
+        [*zip(relative, worth, strict=True)] if len(tried) > 1 else [],
     )
 
 
-def _relative(evidence: Evidence, method: Method, damping: Damping) -> float:
-    """λ over the mean eigenvalue, for the first of the method's models."""
+def _relative(evidence: Evidence, method: Method, dampings: Sequence[Damping]) -> list[float]:
+    """Each λ over the mean eigenvalue, for the first of the method's models; nothing for methods without damping."""
+    if not method.damped:
+        return []
     first: Vectors = next(evidence.inputs(method))
-    return first.absolute(damping) / first.kernel.mean_eigenvalue
+    return [first.absolute(damping) / first.kernel.mean_eigenvalue for damping in dampings]
+
+
+def _told(resources: Resources) -> dict[str, Any]:
+    """What methods took beside the model and the images, in words that mean the same elsewhere."""
+    return {name: value for name, value in asdict(resources).items() if isinstance(value, int | str)}
 
 
 def _learns_from_retrained(method: Method) -> bool:

@@ -12,7 +12,6 @@ Queries, methods and steps that remove the same images share one retraining. Eac
 or not at all, under a name that says what was trained and drawn: no question pays for it twice.
 """
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +27,11 @@ from dtrak.data import Images
 from dtrak.encoders import BATCH_SIZE, Encoder
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError
-from dtrak.evaluation.jobs import Arrays, Job, Retraining, retrained, threads_per_job
+from dtrak.evaluation.jobs import Arrays, Job, Retraining, read_whole, retrained, threads_per_job
 from dtrak.evaluation.tables import Cell, Entry, Table
-from dtrak.files import alone_in, clear_leftovers, write_bytes, write_json
-from dtrak.journeys import CLOSE, SEED, Journeys
+from dtrak.files import alone_in, as_npz, clear_leftovers, write_bytes, write_json
+from dtrak.journeys import SEED, Journeys, not_as_drawn, seeds_of
 from dtrak.models import DiffusionModel
-from dtrak.progress import say
 from dtrak.runs import Run, versions
 from dtrak.sampling import BATCH, sample, to_pixels
 
@@ -57,7 +55,7 @@ class Question:
 
     @property
     def seeds(self) -> list[int]:
-        return [int(seed) for seed in self.queries.columns[SEED]]
+        return seeds_of(self.queries)
 
     @property
     def ddim_steps(self) -> int:
@@ -254,7 +252,7 @@ def keep(result: Counterfactual, folder: Path) -> None:
         "originals": result.originals,
         "counterfactuals": np.stack([one.pictures for one in effects]),
     }
-    write_bytes(folder / "pictures.npz", _npz(arrays))
+    write_bytes(folder / "pictures.npz", as_npz(arrays))
     panels = {
         "ℓ2 distance to the original": {one.method: one.l2 for one in effects},
         f"cosine of {Path(result.made_by['encoder']).name}": {one.method: one.cosine for one in effects},
@@ -281,13 +279,11 @@ def _originals(question: Question) -> dict[Step, NDArray[np.float32]]:
 
 def _check_drawn(question: Question, originals: NDArray[np.float32]) -> None:
     """Refuse scores of other pictures than those that are drawn."""
-    asked = question.queries.pixels(range(len(question.queries))).astype(np.float64)
-    apart = np.abs(_pixels(originals) - asked).reshape(len(asked), -1).mean(1)
-    worst = int(apart.argmax())
-    if apart[worst] > CLOSE:
+    row = not_as_drawn(question.queries, torch.from_numpy(originals))
+    if row is not None:
         raise UsageError(
-            f"{question.queries.ids[worst]} of {question.queries.source} is not what {question.model.source} draws "
-            f"from seed {question.seeds[worst]}: `dtrak generate {question.run.folder}` draws it again"
+            f"{question.queries.ids[row]} of {question.queries.source} is not what {question.model.source} draws "
+            f"from seed {question.seeds[row]}: `dtrak generate {question.run.folder}` draws it again"
         )
 
 
@@ -302,12 +298,8 @@ def _retrain(
     if missing:
         context = Retraining(run.recipe, run.train_images.in_memory(), ~sets, device=str(question.model.device))
         threads = threads_per_job(run.recipe, run.train_images.shape)
-        say(
-            f"{len(missing):,} of {len(jobs):,} models to train from scratch, each without {question.remove:,} of "
-            f"{len(run.train_images):,} images with {threads} thread{'s' * (threads > 1)}"
-        )
         for job, arrays in retrained(context, missing, engine, threads, len(jobs) - len(missing)):
-            write_bytes(paths[job], _npz(arrays))
+            write_bytes(paths[job], as_npz(arrays))
     drawn = np.empty((*which.shape, *question.model.shape), dtype=np.float32)
     for job in jobs:
         found = _finished(question, job, paths[job])
@@ -337,13 +329,7 @@ def _name(question: Question, removed: NDArray[np.bool_], job: Job) -> str:
 def _finished(question: Question, job: Job, path: Path) -> Arrays | None:
     """What a finished job has left; None if it is not there whole."""
     shape = (len(job.draw), *question.model.shape)
-    shapes = {"pictures": shape, "estimates": (question.ddim_steps, *shape)}
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in shapes}
-    except Exception:  # damaged archives raise all kinds
-        return None
-    return arrays if {key: array.shape for key, array in arrays.items()} == shapes else None
+    return read_whole(path, {"pictures": shape, "estimates": (question.ddim_steps, *shape)})
 
 
 def _at(question: Question, arrays: Arrays, step: Step) -> NDArray[np.float32]:
@@ -364,9 +350,3 @@ def _pixels(pictures: NDArray[np.float32]) -> Pixels:
 def _summary(values: Floats) -> dict[str, Any]:
     low, median, high = np.percentile(values, [25, 50, 75]).tolist()
     return {"median": median, "quartiles": [low, high], "per_query": values.tolist()}
-
-
-def _npz(arrays: Arrays) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()

@@ -7,6 +7,7 @@ independent of each other and run on any engine.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from dtrak.engines import Engine, cores
 from dtrak.evaluation.outputs import model_outputs
 from dtrak.memory import activation_bytes, total_memory
 from dtrak.models import DiffusionModel, ddpm
-from dtrak.progress import progress_bar
+from dtrak.progress import progress_bar, say
 from dtrak.recipes import Recipe
 from dtrak.sampling import sample
 from dtrak.training import train_in_memory
@@ -96,11 +97,28 @@ def retrained(
     context: Retraining, jobs: Sequence[Job], engine: Engine, threads: int, done: int = 0
 ) -> Iterator[tuple[Job, Arrays]]:
     """What each job gives, as they finish, with a progress bar over these and the `done` ones."""
+    if jobs:
+        size, total = int(context.masks[jobs[0].subset].sum()), len(context.images)
+        each = f"on {size:,}" if 2 * size <= total else f"without {total - size:,}"
+        say(
+            f"{len(jobs):,} of {done + len(jobs):,} models to train from scratch, each {each} of {total:,} images with "
+            f"{threads} thread{'s' * (threads > 1)}"
+        )
     with progress_bar("retrain", done + len(jobs), "models") as advance:
         advance(done)
         for job, arrays in engine.run(retrain, context, jobs, threads):
             yield job, arrays
             advance(1)
+
+
+def read_whole(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Arrays | None:
+    """The arrays of these shapes that a finished job has left; None if they are not there whole."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in shapes}
+    except Exception:  # damaged archives raise all kinds
+        return None
+    return arrays if {key: array.shape for key, array in arrays.items()} == shapes else None
 
 
 def model_of(context: Retraining, arrays: Arrays) -> DiffusionModel:

@@ -9,28 +9,25 @@ Each job is written as it finishes, whole or not at all: a kill costs the jobs u
 put together when all jobs are there.
 """
 
-import io
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dtrak.benchmark import QUERIES
+from dtrak.benchmark import QUERIES, losses_file
 from dtrak.data import Images
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError, choose
-from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, model_of, retrained, threads_per_job
+from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, model_of, read_whole, retrained, threads_per_job
 from dtrak.evaluation.subsets import random_subsets
-from dtrak.files import alone_in, clear_leftovers, whole_folder, write_bytes, write_json, write_text
+from dtrak.files import alone_in, as_npy, as_npz, clear_leftovers, whole_folder, write_bytes, write_json, write_text
 from dtrak.journeys import SEED
 from dtrak.models import ddpm
 from dtrak.objectives import OBJECTIVES
-from dtrak.progress import say
 from dtrak.runs import Run, versions
 from dtrak.timesteps import select_timesteps
 
@@ -47,13 +44,22 @@ class RetrainingSettings:
     timesteps: int | str | None = None  # of the outputs, as for features; all of them if None
     noises: int = 3  # at each timestep
     keep_models: bool = False
+    validation: int = 100  # the first so many validation images are asked about
 
     def __post_init__(self) -> None:
-        for name in ("subsets", "seeds", "noises"):
+        for name in ("subsets", "seeds", "noises", "validation"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} {getattr(self, name)}: it must be at least 1")
         if self.seed < 0:
             raise UsageError(f"seed {self.seed}: it must not be negative")
+
+    @classmethod
+    def going_on(cls, folder: Path, typed: Mapping[str, Any]) -> "RetrainingSettings":
+        """Those of a folder that was begun, where nothing else was `typed`; the default ones for a new folder."""
+        stored = _stored(folder)
+        begun = {name: stored[name] for name in (one.name for one in fields(cls)) if name in stored}
+        begun |= {"validation": stored["queries"]["validation"]} if "validation" in stored.get("queries", {}) else {}
+        return cls(**{**begun, **typed})
 
 
 def make_benchmark(
@@ -121,13 +127,13 @@ def make_benchmark(
 
 def _check_same(folder: Path, made_by: dict[str, Any]) -> dict[str, Any]:
     """Refuse a folder that was made with other settings; gives those that whoever began has fixed."""
-    path = folder / "benchmark.json"
-    if not path.exists():
+    stored = _stored(folder)
+    if not stored:
         return {}
-    try:
-        stored = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{path} does not say how {folder} was made: {error}") from error
+    is_complete = (folder / "masks.npy").exists()
+    for name in GROWING:
+        if is_complete and made_by[name] < stored.get(name, 0):
+            raise UsageError(f"{name} {made_by[name]}: {folder} has {stored[name]} already; ask for as many, or more")
     fixed = {key: made_by[key] for key in made_by if key not in (*GROWING, *AS_FOUND)}
     difference = _difference({key: stored.get(key) for key in fixed}, fixed)
     if difference is not None:
@@ -137,6 +143,17 @@ def _check_same(folder: Path, made_by: dict[str, Any]) -> dict[str, Any]:
             f"{folder}, or remove it"
         )
     return {key: stored[key] for key in AS_FOUND if key in stored}
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    """What a folder says of how it was made; nothing for a new one."""
+    path = folder / "benchmark.json"
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path} does not say how {folder} was made: {error}") from error
 
 
 def _difference(there: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:
@@ -157,7 +174,7 @@ def _write_what_there_is(folder: Path, run: Run, sets: Mapping[str, Images]) -> 
             shutil.copytree(run.folder / "model", temporary, dirs_exist_ok=True)
     for name, images in sets.items():
         if not (folder / f"{name}.npz").exists():
-            write_bytes(folder / f"{name}.npz", _npz(_as_arrays(images)))
+            write_bytes(folder / f"{name}.npz", as_npz(_as_arrays(images)))
 
 
 def _as_arrays(images: Images) -> Arrays:
@@ -176,16 +193,11 @@ def _do_missing(folder: Path, context: Retraining, jobs: list[Job], engine: Engi
     missing = [job for job in jobs if _outputs(folder, context, job) is None]
     if not missing:
         return
-    size = int(context.masks[0].sum())
-    say(
-        f"{len(missing):,} of {len(jobs):,} models to train from scratch, each on {size:,} of {len(context.images):,} "
-        f"images with {threads} thread{'s' * (threads > 1)}"
-    )
     for job, arrays in retrained(context, missing, engine, threads, len(jobs) - len(missing)):
         if context.keep_weights:
             ddpm.save(model_of(context, arrays), folder / "retrained" / str(job))
         write_text(_path(folder, job).with_suffix(".seconds"), f"{arrays['seconds']:.3f}\n")
-        write_bytes(_path(folder, job), _npz({key: arrays[key] for key in _shapes(context)}))
+        write_bytes(_path(folder, job), as_npz({key: arrays[key] for key in _shapes(context)}))
 
 
 def _path(folder: Path, job: Job) -> Path:
@@ -201,12 +213,7 @@ def _outputs(folder: Path, context: Retraining, job: Job) -> Arrays | None:
     """What a finished job has left; None if it is not there whole."""
     if context.keep_weights and not (folder / "retrained" / str(job)).exists():
         return None
-    try:
-        with np.load(_path(folder, job), allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in _shapes(context)}
-    except Exception:  # damaged archives raise all kinds
-        return None
-    return arrays if {key: array.shape for key, array in arrays.items()} == _shapes(context) else None
+    return read_whole(_path(folder, job), _shapes(context))
 
 
 def _assemble(folder: Path, context: Retraining, jobs: list[Job]) -> None:
@@ -220,18 +227,5 @@ def _assemble(folder: Path, context: Retraining, jobs: list[Job]) -> None:
                 raise DtrakError(f"{_path(folder, job)} is gone or damaged: run the command again")
             together[:, job.subset, job.seed] = outputs[f"outputs/{name}"]
         for objective, values in zip(OBJECTIVES, together, strict=True):
-            path = QUERIES[name] if objective == "simple" else f"outputs/{name}-{objective}.npy"
-            write_bytes(folder / path, _npy(values))
-    write_bytes(folder / "masks.npy", _npy(context.masks))
-
-
-def _npy(array: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _npz(arrays: Arrays) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
+            write_bytes(folder / losses_file(name, objective), as_npy(values))
+    write_bytes(folder / "masks.npy", as_npy(context.masks))

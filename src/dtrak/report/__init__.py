@@ -4,27 +4,24 @@ It is one self-contained HTML file that needs no network; a training image is em
 """
 
 import json
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from PIL import Image
 
 from dtrak.data import Images
 from dtrak.errors import UsageError
 from dtrak.files import write_text
+from dtrak.report.thumbnails import SMALL, data_uri
 from dtrak.runs import Run
 from dtrak.scores import Credit, Match, Scores, load_scores
 from dtrak.timesteps import select_timesteps
 
 QUERIES, PROPONENTS, OPPONENTS, GROUPS = 200, 5, 3, 12  # at most so many are shown
 CREDITED = ("artist", "label")  # the columns that say to whom an image is owed
-SMALL = 32  # up to so many pixels a side, every single one is kept and drawn as a square
 QUERY_SIDE, TRAIN_SIDE = 256, 128  # larger images are embedded at this size
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -118,7 +115,7 @@ def _queries(scores: Mapping[str, Scores], pictures: Images) -> list[Query]:
         Query(
             id=str(pictures.ids[q]),
             columns={name: column[q] for name, column in pictures.columns.items()},
-            picture=_data_uri(pictures, q, QUERY_SIDE),
+            picture=data_uri(pictures, q, QUERY_SIDE),
             answers=[
                 Answer(method, [m for m in top[q] if m.score > 0], [m for m in bottom[q] if m.score < 0])
                 for method, top, bottom in ranked
@@ -132,18 +129,7 @@ def _thumbnails(train: Images, queries: list[Query]) -> dict[int, str]:
     """The data URIs of the training images that are shown, by position."""
     answers = [answer for query in queries for answer in query.answers]
     positions = {match.position for answer in answers for match in answer.proponents + answer.opponents}
-    return {position: _data_uri(train, position, TRAIN_SIDE) for position in sorted(positions)}
-
-
-def _data_uri(images: Images, position: int, side: int) -> str:
-    """One image at a time, as thousands of large ones would fill the memory."""
-    pixels = images.pixels([position])[0]
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    kind = "png" if max(image.size) <= SMALL else "webp"
-    image.thumbnail((side, side))
-    buffer = BytesIO()
-    image.save(buffer, kind, quality=80)
-    return f"data:image/{kind};base64,{b64encode(buffer.getvalue()).decode()}"
+    return {position: data_uri(train, position, TRAIN_SIDE) for position in sorted(positions)}
 
 
 def _chart(scores: Scores, column: str) -> Chart:
