@@ -52,7 +52,7 @@ def _check_attribution(recipe: Recipe) -> None:
     settings = recipe.attribution.model_dump()
     check_objective(chosen_methods(split_methods(settings.pop("method"))), settings.pop("objective"))
     Damping.parse(settings.pop("damping"))
-    _features_name(settings, recipe.model.schedule.num_train_timesteps)
+    _features_name(settings, recipe.model.timesteps)
 
 
 def attribute_run(
@@ -180,7 +180,7 @@ def _scoring(run: Run, changes: Mapping[str, Any], prefix: str = "") -> dict[str
     """
     settings = run.recipe.attribution.model_dump() | _resources(run) | {"engine": None} | dict(changes)
     settings["method"] = split_methods(settings["method"])
-    name = prefix + _features_name(settings, run.recipe.model.schedule.num_train_timesteps)
+    name = prefix + _features_name(settings, run.recipe.model.timesteps)
     settings.setdefault("cache", run.folder / "features" / name)
     return settings
 

@@ -114,7 +114,7 @@ class Run:
         """The recipe's model for the training images, with weights drawn from torch's global generator."""
         from dtrak.models import ddpm
 
-        model = self.recipe.model
+        model = self.recipe.ddpm
         return ddpm.new(model.unet, model.schedule.model_dump(), self.train_images.shape, self.recipe.name)
 
     def _check_recipe(self) -> None:

@@ -68,7 +68,7 @@ def _train(run: Run, device: str) -> None:
 def train_in_memory(recipe: Recipe, images: Images, device: str) -> DiffusionModel:
     """The recipe's model as `train` trains it, on these images instead of the recipe's; nothing is written."""
     torch.manual_seed(recipe.training.seed)
-    model = ddpm.new(recipe.model.unet, recipe.model.schedule.model_dump(), images.shape, recipe.name)
+    model = ddpm.new(recipe.ddpm.unet, recipe.ddpm.schedule.model_dump(), images.shape, recipe.name)
     trainer = Trainer(model.to(device), images, recipe.training)
     with reproducible():
         while trainer.step < trainer.steps:

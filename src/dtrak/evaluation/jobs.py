@@ -124,7 +124,7 @@ def read_whole(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Arrays | No
 def model_of(context: Retraining, arrays: Arrays) -> DiffusionModel:
     """The model whose weights a job has kept."""
     recipe = context.recipe
-    model = ddpm.new(recipe.model.unet, recipe.model.schedule.model_dump(), context.images.shape, recipe.name)
+    model = ddpm.new(recipe.ddpm.unet, recipe.ddpm.schedule.model_dump(), context.images.shape, recipe.name)
     prefix = "weights/"
     weights = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     model.network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
@@ -137,7 +137,7 @@ def with_training_seed(recipe: Recipe, seed: int) -> Recipe:
 
 def threads_per_job(recipe: Recipe, shape: tuple[int, int, int]) -> int:
     """One, unless so many models as there are cores would not fit into memory: then fewer, with more threads each."""
-    model = ddpm.new(recipe.model.unet, recipe.model.schedule.model_dump(), shape, recipe.name)
+    model = ddpm.new(recipe.ddpm.unet, recipe.ddpm.schedule.model_dump(), shape, recipe.name)
     weights = sum(value.nbytes for value in model.network.parameters())
     activations = activation_bytes(model) * recipe.training.batch_size
     job_bytes = PROCESS_BYTES + activations + 4 * weights  # with their gradients and the optimiser's two moments

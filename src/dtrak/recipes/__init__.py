@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from dtrak.errors import UsageError
 
@@ -23,12 +23,29 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Selection(Section):
+    """Some of a source's images: of these classes only, and of them so many, drawn by a seed."""
+
+    classes: Annotated[list[str], Field(min_length=1)] | None = None  # by the column `label`; all if None
+    count: Positive | None = None  # in all, the same share of every class
+    per_class: Positive | None = None  # or so many of each class
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _one_number(self) -> "Selection":
+        if self.count is not None and self.per_class is not None:
+            raise ValueError(f"a selection has count {self.count} and per_class {self.per_class}: give one of them")
+        return self
+
+
 class Data(Section):
     """Where the images come from: whatever `load_images` takes."""
 
     train: str
+    select: Selection | None = None  # which of them; all if not given
     subset: str | None = None  # train on these only: ids in an .npy or .txt file, found from where the recipe lies
     validation: str | None = None
+    select_validation: Selection | None = None
     crop: Positive | None = None  # centre crop to this many pixels first
     size: Positive | None = None  # then resize to this
     channels: Literal[1, 3] | None = None  # as the images have it if not given
@@ -44,11 +61,52 @@ class Schedule(Section):
     prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
 
 
-class Model(Section):
+class DDPMRecipe(Section):
     """An unconditional DDPM; `unet` is the configuration of diffusers' UNet2DModel, size and channels aside."""
 
+    kind: Literal["ddpm"] = "ddpm"
     unet: dict[str, Any]
     schedule: Schedule = Schedule()
+
+    @property
+    def timesteps(self) -> int:
+        """T, the length of the noise schedule."""
+        return self.schedule.num_train_timesteps
+
+
+class LoRA(Section):
+    """Which layers of a frozen network get a trained update of low rank, in peft's words."""
+
+    rank: Positive
+    alpha: Annotated[float, Field(gt=0)]  # the update is scaled by alpha / rank
+    dropout: Fraction = 0.0
+    targets: Annotated[list[str], Field(min_length=1)] = ["to_q", "to_k", "to_v", "to_out.0"]
+
+
+class StableDiffusionRecipe(Section):
+    """Stable Diffusion, fine-tuned with LoRA on images and their prompts."""
+
+    kind: Literal["stable-diffusion"]
+    base: str  # a pipeline's folder, or a hub id
+    lora: LoRA
+    prompt: str  # over an image's columns: "a {label} painting", "{caption}"
+    prompt_dropout: Fraction = 0.0  # of the prompts are left empty in training, for guidance
+
+    @property
+    def timesteps(self) -> int:
+        """T, the same for every Stable Diffusion."""
+        return 1000
+
+
+def _kind(model: Any) -> Any:
+    return model.get("kind", "ddpm") if isinstance(model, dict) else getattr(model, "kind", None)
+
+
+KINDS = ("ddpm", "stable-diffusion")
+Model = Annotated[
+    Annotated[DDPMRecipe, Tag("ddpm")] | Annotated[StableDiffusionRecipe, Tag("stable-diffusion")],
+    Discriminator(_kind, "kind", f"Its kind should be {' or '.join(KINDS)}"),
+]
 
 
 class Training(Section):
@@ -70,6 +128,7 @@ class Generation(Section):
     count: Positive = 60
     steps: Positive = 50  # of DDIM
     seed: Seed = 0
+    guidance: Annotated[float, Field(ge=1)] | None = None  # by the prompt, for stable-diffusion
 
 
 class Attribution(Section):
@@ -85,6 +144,20 @@ class Attribution(Section):
     seed: Seed = 0
 
 
+class Evaluation(Section):
+    """What `dtrak evaluate` asks of a run; what is not given is as the command has it."""
+
+    subsets: Positive | None = None  # random ones to retrain on, for LDS
+    fraction: Open | None = None  # of the images, in each
+    seeds: Positive | None = None  # trainings of each
+    timesteps: int | str | None = None  # over which a model's output is averaged
+    noises: Positive | None = None  # at each of these
+    validation: Positive | None = None  # so many validation images are asked about
+    generated: Positive | None = None  # and so many generated ones
+    remove: Positive | None = None  # training images for each picture, for counterfactuals
+    pictures: Positive | None = None  # that are drawn again without them
+
+
 class Recipe(Section):
     name: str
     summary: str
@@ -93,13 +166,23 @@ class Recipe(Section):
     training: Training
     generation: Generation = Generation()
     attribution: Attribution = Attribution()
+    evaluation: Evaluation = Evaluation()
 
     @model_validator(mode="after")
-    def _steps_fit_the_schedule(self) -> "Recipe":
-        steps, most = self.generation.steps, self.model.schedule.num_train_timesteps
+    def _generation_fits_the_model(self) -> "Recipe":
+        steps, most, guidance = self.generation.steps, self.model.timesteps, self.generation.guidance
         if steps > most:
             raise ValueError(f"generation.steps is {steps}, but model.schedule.num_train_timesteps only {most}")
+        if guidance is not None and self.model.kind == "ddpm":
+            raise ValueError(f"generation.guidance is {guidance}, but a ddpm has no prompts: leave it out")
         return self
+
+    @property
+    def ddpm(self) -> DDPMRecipe:
+        """The model, where only a DDPM will do."""
+        if not isinstance(self.model, DDPMRecipe):
+            raise UsageError(f"{self.name}: model.kind is {self.model.kind}, but only ddpm can be built so far")
+        return self.model
 
     def with_subset(self, path: str) -> "Recipe":
         return self.model_copy(update={"data": self.data.model_copy(update={"subset": path})})
@@ -142,7 +225,8 @@ def _described(problem: Any) -> str:
     """One of pydantic's errors: the field, what is wrong with it, and what it says."""
     if problem["type"] == "value_error":  # one of ours, above
         return str(problem["ctx"]["error"])
-    field = ".".join(map(str, problem["loc"])) or "the recipe"
+    place = [part for part in problem["loc"] if part not in KINDS]  # pydantic names the kind of model as well
+    field = ".".join(map(str, place)) or "the recipe"
     says = "" if problem["type"] == "missing" else f" (it says {reprlib.repr(problem['input'])})"
     return f"{field}: {problem['msg']}{says}"
 

@@ -140,8 +140,8 @@ def _chart(scores: Scores, column: str) -> Chart:
 
 def _facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, str]:
     channels, height, width = run.train_images.shape
-    model, training = run.recipe.model, run.recipe.training
-    total = model.schedule.num_train_timesteps
+    model, training = run.recipe.ddpm, run.recipe.training
+    total = model.timesteps
     widths = model.unet.get("block_out_channels", ["diffusers’ default"])
     facts = {
         "Model": f"DDPM for {width} × {height} {'grey' if channels == 1 else 'colour'} images, "
