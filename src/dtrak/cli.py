@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from dtrak import cli_evaluate, options
 from dtrak.errors import DtrakError, UsageError
-from dtrak.printing import output, tell
+from dtrak.printing import output, show, show_yaml, tell
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 app.add_typer(cli_evaluate.app, name="evaluate")
@@ -39,15 +39,30 @@ def demo(out: options.NewRun = Path("runs/digits"), device: options.Device = Non
 
 
 @app.command()
-def run(recipe: options.Recipe, out: options.NamedRun = None, device: options.Device = None) -> None:
+def run(
+    recipe: options.Recipe,
+    out: options.NamedRun = None,
+    device: options.Device = None,
+    scale: options.Scale = None,
+    train_source: options.OwnTrain = None,
+    validation: options.OwnValidation = None,
+    base: options.OwnBase = None,
+    dry_run: options.DryRun = False,
+) -> None:
     """Train, generate, attribute and report, as a recipe says."""
     from dtrak.recipes import load_recipe
 
-    loaded = load_recipe(recipe)
+    loaded = load_recipe(recipe, scale, options.recipe_changes(train_source, validation, base))
+    folder = out or Path("runs") / loaded.name
+    if dry_run:
+        from dtrak.planning import plan
+
+        show(plan(loaded, folder, options.chosen_device(device)))
+        return
 
     from dtrak.pipeline import run_all
 
-    tell("The report", run_all(out or Path("runs") / loaded.name, loaded, options.chosen_device(device)))
+    tell("The report", run_all(folder, loaded, options.chosen_device(device)))
 
 
 @app.command()
@@ -217,11 +232,11 @@ def methods() -> None:
 def recipes(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this one.", show_default=False)] = None,
 ) -> None:
-    """List the recipes, or print one to start your own from."""
+    """List the recipes, or print one, with what each line means, to start your own from."""
     from dtrak.recipes import load_recipe, recipe_names, recipe_text
 
     if name is not None:
-        output.print(recipe_text(name), markup=False, end="")
+        show_yaml(recipe_text(name))
         return
     table = Table("recipe", "what it is", box=None, pad_edge=False)
     for one in recipe_names():

@@ -147,12 +147,12 @@ def counterfactual(
 def _retrained(
     run: "Run", typed: dict[str, Any], queries: str, damping: str, engine: "Engine | None", device: str
 ) -> "Benchmark":
-    """The run's benchmark; what was not typed is as it was when it was begun."""
+    """The run's benchmark; what was not typed is as it was when it was begun, or as the run's recipe says."""
     from dtrak.engines import make_engine
     from dtrak.evaluation.retraining import RetrainingSettings
     from dtrak.pipeline import BENCHMARK, benchmark_run, check_can_answer
 
-    settings = RetrainingSettings.going_on(run.folder / BENCHMARK, typed)
+    settings = RetrainingSettings.going_on(run.folder / BENCHMARK, run.recipe.evaluation, typed)
     check_can_answer(run, queries, damping, settings.subsets)
     return benchmark_run(run, settings, engine or make_engine("pool"), device)
 

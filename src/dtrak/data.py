@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError, UsageError
 from dtrak.pictures import Picture, common_shape, naming
+from dtrak.recipes import Selection
 from dtrak.sources import described, find_source, widened
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ class Images:
         columns = {name: column[chosen] for name, column in self.columns.items()}
         return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen])
 
+    def first(self, count: int | None) -> "Images":
+        """The first so many, or as many as there are."""
+        return self.select(range(len(self))[:count])
+
     def in_memory(self) -> "Images":
         """The same images, read, cropped and resized once: they can be sent to where their files are not."""
         pixels = self.pixels(range(len(self)))
@@ -93,15 +98,23 @@ class Images:
 
 
 def load_images(
-    source: str, *, size: int | None = None, crop: int | None = None, channels: int | None = None
+    source: str,
+    *,
+    size: int | None = None,
+    crop: int | None = None,
+    channels: int | None = None,
+    select: Selection | None = None,
 ) -> Images:
-    """The images of `source`: cropped to `crop` pixels, then resized to `size`, with 1 or 3 `channels`."""
+    """The images of `source`: cropped to `crop` pixels, then resized to `size`, with 1 or 3 `channels`.
+
+    With `select`, only some of them (see `dtrak.selection`); the others are not even opened.
+    """
     for option, side in (("size", size), ("crop", crop)):
         if side is not None and side < 1:
             raise UsageError(f"{option} is {side}, but must be at least 1 pixel")
     if channels not in (None, 1, 3):
         raise UsageError(f"channels is {channels}, but must be 1 (grey) or 3 (colour)")
-    found = find_source(source)
+    found = find_source(source, select)
     if not found.pictures:
         raise UsageError(f"{source} holds no images")
     shape = common_shape(found.pictures, size, crop, channels)

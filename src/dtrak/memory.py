@@ -1,10 +1,15 @@
 """How much memory there is, and how much a noised copy of an image takes on its way through a model."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dtrak.backward import gradient_of_the_batch
 from dtrak.models import DiffusionModel
@@ -23,19 +28,48 @@ def total_memory(device: torch.device) -> int:
 
 def activation_bytes(model: DiffusionModel) -> int:
     """What autograd keeps of one copy between the forward and the backward pass for all parameters."""
+    image = torch.zeros(1, *model.shape, device=model.device)
+    timestep = torch.zeros(1, dtype=torch.long, device=model.device)
+    with gradient_of_the_batch(model.network, set(model.parameters()), lambda name, gradient: None):
+        return kept_bytes(model.network, lambda: model.predict_noise(image, timestep))
+
+
+def kept_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:
+    """What autograd keeps of a forward pass for the backward one, weights aside; on the meta device as well.
+
+    There, attention is spelt out and keeps its matrices: a few percent more than where it is one operation.
+    """
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        kept[storage._cdata] = storage.nbytes()  # its place in memory is 0 on the meta device
         return tensor
 
-    image = torch.zeros(1, *model.shape, device=model.device)
-    timestep = torch.zeros(1, dtype=torch.long, device=model.device)
-    with (
-        gradient_of_the_batch(model.network, set(model.parameters()), lambda name, gradient: None),
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-    ):
-        answer = model.predict_noise(image, timestep)
-    weights = {value.untyped_storage().data_ptr() for value in model.network.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        answer = forward()
+    weights = {value.untyped_storage()._cdata for value in network.parameters()}
     return sum(size for place, size in kept.items() if place not in weights) + answer.nbytes
+
+
+class Peak(TorchDispatchMode):
+    """Within it, the most bytes that tensors made there have taken at once; on the meta device as well."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+        self._alive: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        given = _storages((args, kwargs))  # a view of a weight takes nothing
+        self._alive |= {place: size for place, size in _storages(made).items() if place not in given}
+        self._alive = {place: size for place, size in self._alive.items() if not place.expired()}
+        self.bytes = max(self.bytes, sum(self._alive.values()))
+        return made
+
+
+def _storages(tree: Any) -> dict[StorageWeakRef, int]:
+    """The places of the tensors somewhere in nested arguments or results, and their bytes."""
+    storages = [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return {StorageWeakRef(storage): storage.nbytes() for storage in storages}

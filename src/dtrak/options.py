@@ -66,6 +66,21 @@ NewRun = Annotated[Path, typer.Option("--out", metavar="RUN", help="The folder o
 NamedRun = Annotated[
     Path | None, typer.Option("--out", metavar="RUN", help="The folder of the run.", show_default="runs/NAME")
 ]
+Scale = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="small: the same in minutes, where the recipe has it.", show_default="full"),
+]
+OwnTrain = Annotated[
+    str | None, typer.Option("--train", metavar="IMAGES", help="Train on these instead of the recipe's.")
+]
+OwnValidation = Annotated[
+    str | None, typer.Option("--validation", metavar="IMAGES", help="Validation images instead of the recipe's.")
+]
+OwnBase = Annotated[
+    str | None,
+    typer.Option("--base", metavar="MODEL", help="The Stable Diffusion to start from: a pipeline's folder or hub id."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done: steps, passes, memory and disk.")]
 Subset = Annotated[
     str | None, typer.Option(metavar="IDS", help="Train on these images only: ids in an .npy or .txt file.")
 ]
@@ -83,6 +98,13 @@ FirstSeed = Annotated[
         show_default="the recipe's, 0",
     ),
 ]
+
+
+def recipe_changes(train: str | None, validation: str | None, base: str | None) -> dict[str, Any]:
+    """What was typed in place of a recipe's own, section by section."""
+    data = {name: value for name, value in (("train", train), ("validation", validation)) if value is not None}
+    return ({"data": data} if data else {}) | ({"model": {"base": base}} if base is not None else {})
+
 
 # attribution
 

@@ -90,13 +90,12 @@ def attribute_run(
 
 
 def benchmark_run(run: Run, settings: RetrainingSettings, engine: Engine, device: str) -> Benchmark:
-    """Retrain the run's model on random subsets, for its first validation images and those it has generated."""
+    """Retrain the run's model on random subsets, for its first validation images and the first it has generated."""
     queries: dict[str, Images] = {}
-    if run.recipe.data.validation is not None:
-        validation = run.query_images(run.recipe.data.validation)
-        queries["validation"] = validation.select(range(min(settings.validation, len(validation))))
+    if run.validation_images is not None:
+        queries["validation"] = run.validation_images.first(settings.validation)
     if (run.folder / "generated").exists():
-        queries["generated"] = run.query_images(str(run.folder / "generated"))
+        queries["generated"] = run.query_images(str(run.folder / "generated")).first(settings.generated)
     if not queries:
         raise UsageError(
             f"{run.folder} has nothing to ask about: its recipe names no validation images, and it has no generated "

@@ -19,6 +19,16 @@ def show(table: "Table") -> None:
         output.print(table.text(), markup=False, end="")
 
 
+def show_yaml(text: str) -> None:
+    """YAML as it is, in colour on a terminal."""
+    if output.is_terminal:
+        from rich.syntax import Syntax  # slow to load
+
+        output.print(Syntax(text, "yaml", theme="ansi_dark", background_color="default", word_wrap=True))
+    else:
+        output.print(text, markup=False, end="")
+
+
 def tell(what: str, path: Path) -> None:
     """What a command has made, and where."""
     output.print(f"{what}: {path}", markup=False)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dtrak.data import Images, load_images, read_ids
 from dtrak.errors import UsageError
 from dtrak.files import write_json, write_text
-from dtrak.recipes import Recipe, dump_recipe, load_recipe
+from dtrak.recipes import Recipe, Selection, dump_recipe, load_recipe
 
 if TYPE_CHECKING:
     from dtrak.models import DiffusionModel
@@ -66,25 +66,31 @@ class Run:
     def train_images(self) -> Images:
         """What the model is trained on: the recipe's images, or a subset of them."""
         data = self.recipe.data
-        images = load_images(data.train, crop=data.crop, size=data.size, channels=data.channels)
+        images = load_images(data.train, crop=data.crop, size=data.size, channels=data.channels, select=data.select)
         if data.subset is None:
             return images
         return images.select(images.positions(read_ids(data.subset), data.subset))
 
-    def query_images(self, source: str) -> Images:
+    @cached_property
+    def validation_images(self) -> Images | None:
+        """Images like those that the model was trained on, which it has not seen, if the recipe names any."""
+        data = self.recipe.data
+        return None if data.validation is None else self.query_images(data.validation, data.select_validation)
+
+    def query_images(self, source: str, select: Selection | None = None) -> Images:
         """Any images in the shape of the training images.
 
         Those of that shape, such as generated ones, stay as they are; others are cropped and resized.
         """
         data, (channels, height, width) = self.recipe.data, self.train_images.shape
         try:
-            plain = load_images(source, channels=channels)
+            plain = load_images(source, channels=channels, select=select)
         except UsageError:  # of several sizes, or worse: then the error comes again below
             plain = None
         if plain is not None and plain.shape == self.train_images.shape:
             return plain
         size = height if height == width else data.size
-        return load_images(source, crop=data.crop, size=size, channels=channels)
+        return load_images(source, crop=data.crop, size=size, channels=channels, select=select)
 
     def portable(self, source: str) -> str:
         """What names these images from anywhere: a path inside the run relative to it, another path in full."""

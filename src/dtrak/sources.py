@@ -1,6 +1,7 @@
-"""The places where images lie: built-in digits, .npz files, folders, single files and Hugging Face data sets.
+"""The places where images lie: built-in digits, .npz files, folders, single files, Hugging Face data sets, and CelebA
+and ArtBench-10 as they are published.
 
-Adding one is a function that returns what it `Found`, and a line in `find_source`.
+Adding one is a function that returns what it `Found`, and a line in `_find`.
 """
 
 import csv
@@ -17,9 +18,15 @@ from numpy.typing import NDArray
 
 from dtrak.errors import UsageError, choose
 from dtrak.pictures import Picture, naming
+from dtrak.recipes import Selection
+from dtrak.selection import chosen_rows
 
 IMAGE_EXTENSIONS = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 METADATA_FILES = ("metadata.csv", "metadata.jsonl")
+
+
+CELEBA_SPLITS = {"train": "0", "validation": "1", "test": "2"}  # as list_eval_partition.txt has them
+ARTBENCH_SPLITS = ["train", "test"]
 
 
 class Found(NamedTuple):
@@ -28,11 +35,25 @@ class Found(NamedTuple):
     pictures: list[Picture]  # [N]
 
 
-def find_source(source: str) -> Found:
+def find_source(source: str, select: Selection | None = None) -> Found:
+    """The images of a source, or those that are selected from it; none of them is opened."""
+    found = _find(source)
+    if select is None:
+        return found
+    rows = chosen_rows(found.columns.get("label"), len(found.pictures), select, source)
+    columns = {name: column[rows] for name, column in found.columns.items()}
+    return Found(found.ids[rows], columns, [found.pictures[row] for row in rows])
+
+
+def _find(source: str) -> Found:
     if source.startswith("digits:"):
         return _digits(source)
     if source.startswith("hf:"):
         return _hugging_face(source)
+    if source.startswith("celeba:"):
+        return _celeba(source)
+    if source.startswith("artbench:"):
+        return _artbench(source)
     if source and os.path.isdir(source):
         return _folder(Path(source))
     if os.path.isfile(source) and source.lower().endswith(".npz"):
@@ -40,7 +61,8 @@ def find_source(source: str) -> Found:
     if os.path.isfile(source):
         return Found(np.array([Path(source).name]), {}, [Picture(source, Path(source))])
     raise UsageError(
-        f"no images at {source!r}: give digits:train, digits:validation, a folder, an .npz file or hf:name:split"
+        f"no images at {source!r}: give digits:train, digits:validation, a folder, an .npz file, hf:name:split, "
+        "celeba:folder:split or artbench:folder:split"
     )
 
 
@@ -189,6 +211,48 @@ def _hugging_face(source: str) -> Found:
         columns[column] = _column(values)
     pictures = [Picture(f"{source}, row {row}", partial(read, row)) for row in range(len(dataset))]
     return Found(np.arange(len(dataset)), columns, pictures)
+
+
+def _celeba(source: str) -> Found:
+    """img_align_celeba/ beside list_eval_partition.txt, whose lines are `000001.jpg 0`."""
+    folder, split = _folder_and_split(source, list(CELEBA_SPLITS))
+    table = _published(folder / "list_eval_partition.txt", "CelebA", "mmlab.ie.cuhk.edu.hk/projects/CelebA.html")
+    with naming(str(table), UsageError):
+        rows = [line.split() for line in table.read_text().splitlines() if line.strip()]
+        names = [name for name, number in rows if number == CELEBA_SPLITS[split]]
+    images = [folder / "img_align_celeba" / name for name in names]
+    return Found(np.array(names), {}, [Picture(str(image), image) for image in images])
+
+
+def _artbench(source: str) -> Found:
+    """The 256×256 imagefolder, split or not, beside ArtBench-10.csv, which says the style and the artist of each."""
+    folder, split = _folder_and_split(source, ARTBENCH_SPLITS)
+    table = _published(folder / "ArtBench-10.csv", "ArtBench-10", "github.com/liaopeiyuan/artbench")
+    with naming(str(table), UsageError), open(table, encoding="utf-8-sig", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines, strict=True) if row["split"] == split]
+        columns = {name: np.array([row[name] for row in rows]) for name in ("label", "artist")}
+        names = [f"{row['label']}/{row['name']}" for row in rows]
+    places = [folder / "artbench-10-imagefolder-split" / split, folder / "artbench-10-imagefolder"]
+    home = next((place for place in places if place.is_dir()), None)
+    if home is None:
+        raise UsageError(f"{source}: the images themselves are missing: there is neither {places[0]} nor {places[1]}")
+    return Found(np.array(names), columns, [Picture(str(home / name), home / name) for name in names])
+
+
+def _folder_and_split(source: str, splits: list[str]) -> tuple[Path, str]:
+    """data/celeba and train, of celeba:data/celeba:train."""
+    kind, _, rest = source.partition(":")
+    folder, _, split = rest.rpartition(":")
+    if not folder or split not in splits:
+        raise UsageError(f"{source!r} does not say which images: give {kind}:folder:split, split {' or '.join(splits)}")
+    return Path(folder), split
+
+
+def _published(table: Path, what: str, where: str) -> Path:
+    """The list of a published data set's images; without it, says where it is to be had."""
+    if not table.is_file():
+        raise UsageError(f"no {what} in {table.parent}: {table.name} is missing; {what} is published at {where}")
+    return table
 
 
 def _in_array(source: str, pixels: NDArray[np.uint8]) -> list[Picture]:

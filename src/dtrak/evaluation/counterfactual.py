@@ -99,8 +99,12 @@ class Counterfactual:
 def ask(
     run: Run, device: str, count: int | None = None, remove: int | None = None, steps: Sequence[int] = ()
 ) -> Question:
-    """The question about a run's first generated pictures; refuses one that cannot be answered."""
+    """The question about a run's first generated pictures; refuses one that cannot be answered.
+
+    How many pictures, and how many images are removed for each, is as the run's recipe says if not given.
+    """
     model = run.model().to(device)
+    usual = run.recipe.evaluation
     folder, train = run.folder / "generated", run.train_images
     if not folder.exists():
         raise UsageError(f"{run.folder} has no generated pictures yet: `dtrak generate {run.folder}` draws them")
@@ -112,14 +116,14 @@ def ask(
             f"count {count}: {folder} holds {len(queries)} pictures (`dtrak generate {run.folder} --count {count}`)"
         )
     if remove is None:
-        remove = max(1, round(SHARE * len(train)))
+        remove = usual.remove or max(1, round(SHARE * len(train)))
     if not 1 <= remove < len(train):
         raise UsageError(
             f"remove {remove}: at least one of the {len(train)} images of {train.source} must go, and one must stay"
         )
     for step in steps:
         _ = Journeys(model, queries, run.recipe.generation.steps, step).timesteps
-    chosen = queries.select(range(min(COUNT, len(queries)) if count is None else count))
+    chosen = queries.first(usual.pictures or COUNT if count is None else count)
     return Question(run, model, chosen, remove, tuple(dict.fromkeys(steps)) or (None,))
 
 

@@ -28,6 +28,7 @@ from dtrak.files import alone_in, as_npy, as_npz, clear_leftovers, whole_folder,
 from dtrak.journeys import SEED
 from dtrak.models import ddpm
 from dtrak.objectives import OBJECTIVES
+from dtrak.recipes import Evaluation
 from dtrak.runs import Run, versions
 from dtrak.timesteps import select_timesteps
 
@@ -45,21 +46,24 @@ class RetrainingSettings:
     noises: int = 3  # at each timestep
     keep_models: bool = False
     validation: int = 100  # the first so many validation images are asked about
+    generated: int | None = None  # and the first so many generated ones; all of them if None
 
     def __post_init__(self) -> None:
-        for name in ("subsets", "seeds", "noises", "validation"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)}: it must be at least 1")
+        for name in ("subsets", "seeds", "noises", "validation", "generated"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} {value}: it must be at least 1")
         if self.seed < 0:
             raise UsageError(f"seed {self.seed}: it must not be negative")
 
     @classmethod
-    def going_on(cls, folder: Path, typed: Mapping[str, Any]) -> "RetrainingSettings":
-        """Those of a folder that was begun, where nothing else was `typed`; the default ones for a new folder."""
+    def going_on(cls, folder: Path, evaluation: Evaluation, typed: Mapping[str, Any]) -> "RetrainingSettings":
+        """What was `typed`; else as a folder was begun, or as a recipe's `evaluation` says for a new one."""
+        names = {one.name for one in fields(cls)}
+        asked = evaluation.model_dump(include=names, exclude_none=True)
         stored = _stored(folder)
-        begun = {name: stored[name] for name in (one.name for one in fields(cls)) if name in stored}
-        begun |= {"validation": stored["queries"]["validation"]} if "validation" in stored.get("queries", {}) else {}
-        return cls(**{**begun, **typed})
+        begun = {name: value for name, value in (stored | stored.get("queries", {})).items() if name in names}
+        return cls(**{**asked, **begun, **typed})
 
 
 def make_benchmark(
@@ -104,7 +108,7 @@ def make_benchmark(
         "timesteps": str(settings.timesteps or total),
         "noises": settings.noises,
         "keep_models": settings.keep_models,
-        "recipe": run.recipe.model_dump(mode="json", exclude={"data": {"subset"}}),
+        "recipe": run.recipe.model_dump(mode="json", exclude={"data": {"subset"}, "evaluation": True}),
         "fingerprints": {
             "model": model.fingerprint,
             **{name: images.fingerprint for name, images in {"train": train, **queries}.items()},

@@ -1,9 +1,11 @@
 """Recipes: everything that a run needs to be done again, as YAML that is checked field by field.
 
-`digits` and the like are files beside this one; any path to a YAML file works as well.
+`digits` and the like are files beside this one; any path to a YAML file works as well. A section `small` in it has the
+fields that differ when the same is tried at a small scale.
 """
 
 import reprlib
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +20,8 @@ Seed = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Open = Annotated[float, Field(gt=0, lt=1)]
 
+SCALES = ("small",)
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,6 +34,13 @@ class Selection(Section):
     count: Positive | None = None  # in all, the same share of every class
     per_class: Positive | None = None  # or so many of each class
     seed: Seed = 0
+
+    @property
+    def stated(self) -> int | None:
+        """How many images that is, where it can be said without looking."""
+        if self.per_class is not None and self.classes is not None:
+            return self.per_class * len(self.classes)
+        return self.count
 
     @model_validator(mode="after")
     def _one_number(self) -> "Selection":
@@ -78,7 +89,7 @@ class LoRA(Section):
     """Which layers of a frozen network get a trained update of low rank, in peft's words."""
 
     rank: Positive
-    alpha: Annotated[float, Field(gt=0)]  # the update is scaled by alpha / rank
+    alpha: Positive  # the update is scaled by alpha / rank
     dropout: Fraction = 0.0
     targets: Annotated[list[str], Field(min_length=1)] = ["to_q", "to_k", "to_v", "to_out.0"]
 
@@ -205,20 +216,49 @@ def recipe_text(source: str) -> str:
     raise UsageError(f"unknown recipe {source!r}: choose from {', '.join(recipe_names())}, or give a YAML file")
 
 
-def load_recipe(source: str) -> Recipe:
-    """A recipe by name or from a YAML file."""
-    try:
-        content = yaml.safe_load(recipe_text(source))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{source} is not YAML{where}: {getattr(error, 'problem', error)}") from None
+def load_recipe(source: str, scale: str | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe by name or from a YAML file, at a `scale` that it has a section for, with `changes` to its fields."""
+    content = _read(source)
+    if isinstance(content, dict):
+        scales = {name: content.pop(name) for name in SCALES if name in content}
+        if scale is not None and scale not in scales:
+            raise UsageError(f"{source} has no scale {scale!r}: {_known_scales(scales)}")
+        content = _merged(_merged(content, scales.get(scale or "", {})), changes or {})
+        _check_base(content, source, scale)
     try:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
         raise UsageError(f"{source}: {'; '.join(map(_described, error.errors()))}") from None
     subset = recipe.data.subset
     return recipe if subset is None else recipe.with_subset(str(Path(source).parent / subset))
+
+
+def _read(source: str) -> Any:
+    try:
+        return yaml.safe_load(recipe_text(source))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise UsageError(f"{source} is not YAML{where}: {getattr(error, 'problem', error)}") from None
+
+
+def _known_scales(scales: Mapping[str, Any]) -> str:
+    return f"it has {', '.join(scales)}" if scales else "it has only its own; leave --scale out"
+
+
+def _merged(content: Any, changes: Any) -> Any:
+    """Nested mappings, with what the changes say in the place of what was there."""
+    if not isinstance(content, dict) or not isinstance(changes, Mapping):
+        return changes
+    return content | {key: _merged(content.get(key), value) for key, value in changes.items()}
+
+
+def _check_base(content: dict[str, Any], source: str, scale: str | None) -> None:
+    """Ask for a model to start from where the recipe leaves it to its user."""
+    model = content.get("model")
+    if isinstance(model, dict) and _kind(model) == "stable-diffusion" and "base" in model and model["base"] is None:
+        what = f"{source} at scale {scale}" if scale else source
+        raise UsageError(f"{what} names no Stable Diffusion to start from: give a pipeline's folder as --base")
 
 
 def _described(problem: Any) -> str:

@@ -1,0 +1,94 @@
+"""How large a recipe's model is, before it exists: laid out on torch's meta device, where tensors are shapes alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from peft import LoraConfig
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel
+
+from dtrak.errors import UsageError
+from dtrak.memory import Peak, kept_bytes
+from dtrak.models import ddpm
+from dtrak.recipes import DDPMRecipe, LoRA, Model
+
+# Stable Diffusion 1, where it differs from diffusers' and transformers' defaults.
+UNET: dict[str, Any] = {"cross_attention_dim": 768, "attention_head_dim": 8}
+VAE: dict[str, Any] = {
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "block_out_channels": [128, 256, 512, 512],
+    "layers_per_block": 2,
+}
+TEXT_ENCODER: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+PROMPT_LENGTH = 77  # tokens
+
+
+@dataclass(frozen=True)
+class Layout:
+    trained: int  # parameters that are trained, and attributed
+    frozen: int  # parameters that stay as they are
+    activations: int  # bytes that training keeps of one image between the two passes, at most
+    working: int  # bytes that a forward pass alone takes for one image, at most
+
+
+def lay_out(model: Model, shape: tuple[int, int, int], source: str) -> Layout:
+    """The size of a recipe's model for images of `shape` (C, H, W)."""
+    with torch.device("meta"):
+        if isinstance(model, DDPMRecipe):
+            built = ddpm.new(model.unet, model.schedule.model_dump(), shape, source)
+            return _measured(built.network, 0, lambda: built.predict(torch.zeros(1, *shape), _timestep()))
+        return _stable_diffusion(Path(model.base), model.lora, shape, source)
+
+
+def _stable_diffusion(base: Path, lora: LoRA, shape: tuple[int, int, int], source: str) -> Layout:
+    """With a LoRA beside the U-Net of a pipeline's folder; of Stable Diffusion 1 where the base is no folder."""
+    unet, vae, text_encoder = _unet(base), _vae(base), _text_encoder(base)
+    unet.requires_grad_(False)
+    rank, alpha, dropout, targets = lora.rank, lora.alpha, lora.dropout, lora.targets
+    try:
+        unet.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets))
+    except ValueError:
+        raise UsageError(f"{source}: model.lora.targets: the U-Net has no layers called {', '.join(targets)}") from None
+    halvings = len(vae.config.block_out_channels) - 1
+    latents = torch.zeros(1, unet.config.in_channels, *(side // 2**halvings for side in shape[1:]))
+    prompt = torch.zeros(1, PROMPT_LENGTH, unet.config.cross_attention_dim)
+    frozen = _count(vae) + _count(text_encoder)
+    return _measured(unet, frozen, lambda: unet(latents, _timestep(), prompt).sample)
+
+
+def _unet(base: Path) -> Any:
+    there = (base / "unet" / "config.json").is_file()
+    return UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(base / "unet") if there else UNET)
+
+
+def _vae(base: Path) -> Any:
+    there = (base / "vae" / "config.json").is_file()
+    return AutoencoderKL.from_config(AutoencoderKL.load_config(base / "vae") if there else VAE)
+
+
+def _text_encoder(base: Path) -> Any:
+    there = (base / "text_encoder" / "config.json").is_file()
+    return CLIPTextModel(
+        CLIPTextConfig.from_pretrained(base / "text_encoder") if there else CLIPTextConfig(**TEXT_ENCODER)
+    )
+
+
+def _measured(network: nn.Module, frozen: int, forward: Callable[[], Tensor]) -> Layout:
+    network.train()  # dropout keeps its masks
+    trained = sum(value.numel() for value in network.parameters() if value.requires_grad)
+    with torch.no_grad(), Peak() as peak:
+        forward()
+    return Layout(trained, frozen + _count(network) - trained, kept_bytes(network, forward), peak.bytes)
+
+
+def _count(network: nn.Module) -> int:
+    return sum(value.numel() for value in network.parameters())
+
+
+def _timestep() -> Tensor:
+    return torch.zeros(1, dtype=torch.long)
