@@ -88,7 +88,12 @@ FAULTS = {
     "dtrak attribute": (2, "give a run, or all of --model, --train, --queries and --out"),
     "dtrak attribute run --model nan": (2, "give a run (run), or --model and --train (and --size), not both"),
     # recipes
-    "dtrak run digit": (2, "unknown recipe 'digit': choose from cifar2-small, digits, or give a YAML file"),
+    "dtrak run digit": (2, "unknown recipe 'digit': choose from artbench2, artbench5, celeba, cifar10, cifar2, "),
+    "dtrak run tiny.yaml --scale small": (2, "tiny.yaml has no scale 'small': it has only its own"),
+    "dtrak run tiny.yaml --train nowhere --dry-run": (2, "no images at 'nowhere': give digits:train"),
+    "dtrak run tiny.yaml --base model": (2, "tiny.yaml: model.base: Extra inputs are not permitted (it says 'model')"),
+    "dtrak run celeba --out new": (2, "no CelebA in data/celeba: list_eval_partition.txt is missing; CelebA is publis"),
+    "dtrak run artbench2 --scale small": (2, "artbench2 at scale small names no Stable Diffusion to start from"),
     "dtrak recipes digit": (2, "unknown recipe 'digit'"),
     "dtrak train broken.yaml --out new": (2, "broken.yaml is not YAML in line 3: expected ',' or ']', but got ':'"),
     "dtrak train epochs.yaml --out new": (2, "epochs.yaml: training.epochs: Input should be a valid integer"),

@@ -1,6 +1,7 @@
 """Recipes: what they say is checked field by field, and what was used can be written down and read again."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -8,24 +9,196 @@ import numpy as np
 import pytest
 
 from dtrak.errors import UsageError
-from dtrak.recipes import dump_recipe, load_recipe, recipe_names
+from dtrak.evaluation.subsets import random_subsets
+from dtrak.models.layout import lay_out
+from dtrak.recipes import StableDiffusionRecipe, dump_recipe, load_recipe, recipe_names, recipe_text
 from dtrak.runs import Run
+from dtrak.selection import chosen_rows
+from dtrak.timesteps import select_timesteps
 
 MakeRecipe = Callable[..., Path]
 
+PAPER = ["artbench2", "artbench5", "celeba", "cifar10", "cifar2"]
+DDPMS = ["celeba", "cifar10", "cifar2"]
+CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+ARTBENCH5 = ["post_impressionism", "ukiyo_e", "romanticism", "renaissance", "baroque"]
+ARTBENCH10 = [*ARTBENCH5, "art_nouveau", "expressionism", "impressionism", "realism", "surrealism"]
+
 
 def test_the_recipes_that_come_with_the_package_are_valid() -> None:
-    assert recipe_names() == ["cifar2-small", "digits"]
+    assert recipe_names() == [*sorted(PAPER), "cifar2-small", "digits", "digits-benchmark"]
     for name in recipe_names():
         assert load_recipe(name).name == name
+
+
+# The paper's settings: its section 4 and appendix A.
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("cifar2", 35.7), ("cifar10", 35.7), ("celeba", 118.8), ("artbench2", 25.5), ("artbench5", 25.5)],
+)
+def test_models_have_as_many_parameters_as_the_papers(name: str, millions: float) -> None:
+    recipe = load_recipe(name)
+    size = recipe.data.size
+    assert size is not None
+    layout = lay_out(recipe.model, (3, size, size), name)
+    assert round(layout.trained / 1e6, 1) == millions
+    unet_vae_and_text_encoder = 859_520_964 + 83_653_863 + 123_060_480  # of Stable Diffusion 1
+    assert layout.frozen == (0 if name in DDPMS else unet_vae_and_text_encoder)
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "there", "classes", "validation", "steps"),
+    [
+        ("cifar2", 5_000, 50_000, ["automobile", "horse"], 1_000, 8_000),
+        ("cifar10", 50_000, 50_000, None, 1_000, 78_200),
+        ("celeba", 5_000, 162_770, None, 1_000, 8_000),
+        ("artbench2", 5_000, 50_000, ["post_impressionism", "ukiyo_e"], 1_000, 7_900),
+        ("artbench5", 12_500, 50_000, ARTBENCH5, 1_000, 19_600),
+    ],
+)
+def test_images_and_steps_are_as_many_as_the_papers(
+    name: str, train: int, there: int, classes: list[str] | None, validation: int, steps: int
+) -> None:
+    """Selected from labels as the published data have them: ten classes of the same size, or none."""
+    recipe = load_recipe(name)
+    names = CIFAR10 if name.startswith("cifar") else ARTBENCH10
+    labels = None if name == "celeba" else np.random.default_rng(0).permutation(np.repeat(names, there // 10))
+    assert recipe.data.select is not None
+    assert recipe.data.select_validation is not None
+    rows = chosen_rows(labels, there, recipe.data.select, name)
+    assert len(set(rows.tolist())) == train == recipe.data.select.stated
+    if labels is not None:
+        found, counts = np.unique(labels[rows], return_counts=True)
+        assert found.tolist() == sorted(classes or names)
+        assert set(counts.tolist()) == {train // len(found)}
+    assert recipe.data.select_validation.classes == recipe.data.select.classes == classes
+    assert recipe.data.select_validation.stated == validation
+    trainer_steps = recipe.training.epochs * -(-train // recipe.training.batch_size)
+    assert trainer_steps == steps
+    assert f"epochs: {recipe.training.epochs} " in recipe_text(name)
+    assert f"# {steps:,} steps" in recipe_text(name), "the comment is right"
+
+    evaluation = recipe.evaluation
+    assert (evaluation.subsets, evaluation.fraction, evaluation.seeds) == (64, 0.5, 3)
+    masks = random_subsets(64, train, 0.5, None if labels is None else labels[rows])
+    assert masks.shape == (64, train)
+    assert set(masks.sum(1).tolist()) == {train // 2}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_everything_else_is_as_in_the_paper(name: str) -> None:
+    recipe = load_recipe(name)
+    training, attribution, evaluation = recipe.training, recipe.attribution, recipe.evaluation
+    is_ddpm = name in DDPMS
+    assert training.epochs == (200 if is_ddpm else 100)
+    assert training.batch_size == (128 if is_ddpm else 64)
+    assert training.learning_rate == (1e-4 if is_ddpm else 3e-4)
+    assert training.betas == ((0.95, 0.999) if is_ddpm else (0.9, 0.999))
+    assert (training.warmup, training.weight_decay, training.gradient_clip) == (0.1, 1e-6, 1.0)
+    assert (training.flip, training.checkpoints) == (True, 4)
+    assert (recipe.generation.count, recipe.generation.steps) == (1000, 50)
+    assert recipe.generation.guidance == (None if is_ddpm else 7.5)
+    assert select_timesteps(attribution.timesteps, recipe.model.timesteps) == tuple(range(0, 1000, 10))
+    assert (attribution.method, attribution.draws, attribution.noise) == ("d-trak", 1, "shared")
+    assert attribution.projection_dim == 32768
+    assert len(select_timesteps(str(evaluation.timesteps), recipe.model.timesteps)) == 1000
+    assert (evaluation.noises, evaluation.validation, evaluation.generated) == (3, 1000, 1000)
+    assert (evaluation.remove, evaluation.pictures) == (1000, 60)
+    sizes = {"celeba": (140, 64), "cifar2": (None, 32), "cifar10": (None, 32)}
+    assert (recipe.data.crop, recipe.data.size) == sizes.get(name, (None, 256))
+    if is_ddpm:
+        schedule = recipe.ddpm.schedule
+        assert (schedule.num_train_timesteps, schedule.beta_schedule) == (1000, "linear")
+        assert (schedule.beta_start, schedule.beta_end) == (1e-4, 0.02)
+        assert recipe.ddpm.unet["dropout"] == 0.1
+    else:
+        assert isinstance(recipe.model, StableDiffusionRecipe)
+        assert recipe.model.base == "lambdalabs/miniSD-diffusers"
+        assert (recipe.model.lora.rank, recipe.model.lora.alpha, recipe.model.lora.dropout) == (128, 128, 0.1)
+        assert recipe.model.prompt.format(label="romanticism") == "a romanticism painting"
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_every_line_says_what_it_means(name: str) -> None:
+    """Beside it or above it; but for the headings of sections, the name and the summary, and what is made small."""
+    lines = recipe_text(name).splitlines()
+    assert max(map(len, lines)) <= 120
+    full = lines[: lines.index(next(line for line in lines if line.startswith("small:")))]
+    for before, line in pairwise(full):
+        is_plain = not line or line.endswith(":") or line.startswith(("name:", "summary:"))
+        assert is_plain or "#" in line or "#" in before, line
 
 
 def test_the_defaults_of_training_are_the_papers(recipe: MakeRecipe) -> None:
     training = load_recipe("cifar2-small").training
     assert (training.betas, training.weight_decay, training.warmup) == ((0.95, 0.999), 1e-6, 0.1)
     assert (training.batch_size, training.flip, training.checkpoints) == (128, True, 4)
-    assert {load_recipe(name).model.unet["dropout"] for name in recipe_names()} == {0.1}
+    for name in ("cifar2-small", "digits", "digits-benchmark"):
+        assert load_recipe(name).ddpm.unet["dropout"] == 0.1
     assert load_recipe(str(recipe(training={"learning_rate": 1e-4}))).training.flip is False
+
+
+# The same at a small scale, and with a user's own images.
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_small_scale_is_the_same_pipeline_with_less_of_everything(name: str) -> None:
+    full, changes = load_recipe(name), {} if name in DDPMS else {"model": {"base": "tiny"}}
+    small = load_recipe(name, "small", changes)
+    assert small.name != full.name
+    assert small.name not in recipe_names()
+    assert small.model.kind == full.model.kind
+    for less, more in ((small.data.size, full.data.size), (small.training.epochs, full.training.epochs)):
+        assert less is not None
+        assert more is not None
+        assert less < more
+    for less, more in (
+        (small.data.select, full.data.select),
+        (small.data.select_validation, full.data.select_validation),
+    ):
+        assert less is not None
+        assert more is not None
+        assert less.classes == more.classes
+        assert (less.stated or 0) < (more.stated or 0)
+    shape = (3, small.data.size or 0, small.data.size or 0)
+    if name in DDPMS:
+        layout = lay_out(small.model, shape, name)
+        assert 2e5 < layout.trained < 4e5
+        assert layout.activations * small.training.batch_size < 100e6
+    assert small.training.betas == full.training.betas
+    assert small.generation.guidance == full.generation.guidance
+    evaluation = small.evaluation
+    assert (evaluation.subsets or 0) * (evaluation.seeds or 0) <= 8
+    assert small.data.select is not None
+    assert (evaluation.remove or 0) < (small.data.select.stated or 0)
+    assert (evaluation.generated or 0) <= small.generation.count
+
+
+def test_small_stable_diffusion_has_to_be_given() -> None:
+    with pytest.raises(UsageError, match=r"artbench2 at scale small names no Stable Diffusion .* --base"):
+        load_recipe("artbench2", "small")
+    given = load_recipe("artbench2", "small", {"model": {"base": "folder"}}).model
+    assert isinstance(given, StableDiffusionRecipe)
+    assert (given.base, given.lora.rank, given.lora.targets[0]) == ("folder", 4, "to_q")
+
+
+def test_a_scale_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="digits has no scale 'small': it has only its own"):
+        load_recipe("digits", "small")
+    with pytest.raises(UsageError, match="cifar2 has no scale 'tiny': it has small"):
+        load_recipe("cifar2", "tiny")
+
+
+def test_changes_take_the_place_of_single_fields() -> None:
+    changed = load_recipe("cifar2", changes={"data": {"train": "mine.npz"}, "model": {"unet": {"dropout": 0.5}}})
+    plain = load_recipe("cifar2")
+    assert changed.data == plain.data.model_copy(update={"train": "mine.npz"})
+    assert changed.ddpm.unet == plain.ddpm.unet | {"dropout": 0.5}
+    assert changed.training == plain.training
+    with pytest.raises(UsageError, match=r"model\.base: Extra inputs are not permitted \(it says 'x'\)"):
+        load_recipe("cifar2", changes={"model": {"base": "x"}})
 
 
 def test_a_recipe_as_it_was_used_reads_the_same_again(tmp_path: Path) -> None:
@@ -48,6 +221,9 @@ def test_a_recipe_as_it_was_used_reads_the_same_again(tmp_path: Path) -> None:
         ("model", "schedule", {"beta_schedule": "quadratic"}),
         ("model", "schedule", {"prediction_type": "sample"}),
         ("attribution", "seed", -3),
+        ("evaluation", "subsets", 0),
+        ("evaluation", "fraction", 1.0),
+        ("data", "select", {"count": 0}),
     ],
 )
 def test_an_error_names_the_field_and_the_value(recipe: MakeRecipe, section: str, field: str, value: Any) -> None:
@@ -74,6 +250,21 @@ def test_what_is_no_mapping_is_no_recipe(tmp_path: Path, content: str) -> None:
         load_recipe(str(tmp_path / "none.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": {"kind": "gan"}}, "model: Its kind should be ddpm or stable-diffusion (it says {'kind': 'gan'"),
+        ({"model": {"kind": "stable-diffusion"}}, "model.base: Field required"),
+        ({"generation": {"guidance": 7.5}}, "generation.guidance is 7.5, but a ddpm has no prompts"),
+        ({"data": {"select": {"count": 5, "per_class": 2}}}, "a selection has count 5 and per_class 2: give one"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(recipe: MakeRecipe, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_recipe(str(recipe()), changes=changes)
+    assert says in str(caught.value)
+
+
 def test_more_steps_of_ddim_than_timesteps_are_refused(recipe: MakeRecipe) -> None:
     path = recipe(generation={"steps": 51}, model={"schedule": {"num_train_timesteps": 50}, "unet": {}})
     with pytest.raises(UsageError, match=r"generation\.steps.*51.*50"):
@@ -93,7 +284,7 @@ def test_an_impossible_network_is_refused_before_anything_is_written(
     recipe: MakeRecipe, tmp_path: Path, unet: dict[str, Any], says: str
 ) -> None:
     loaded = load_recipe(str(recipe()))
-    changed = loaded.model_copy(update={"model": loaded.model.model_copy(update={"unet": loaded.model.unet | unet})})
+    changed = loaded.model_copy(update={"model": loaded.ddpm.model_copy(update={"unet": loaded.ddpm.unet | unet})})
     with pytest.raises(UsageError) as caught:
         Run.create(tmp_path / "run", changed)
     assert says in str(caught.value)
