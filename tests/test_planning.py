@@ -1,0 +1,242 @@
+"""The dry run: what it foretells is what a run takes, counted on real runs, and it needs no data and leaves nothing."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from diffusers import UNet2DModel
+
+from commands import dtrak
+from dtrak.data import load_images
+from dtrak.errors import UsageError
+from dtrak.evaluation.retraining import RetrainingSettings
+from dtrak.evaluation.tables import Cell, Table
+from dtrak.memory import Peak, activation_bytes
+from dtrak.models import ddpm
+from dtrak.models.layout import lay_out
+from dtrak.pipeline import attribute_run
+from dtrak.planning import Plan, Step, plan
+from dtrak.recipes import Recipe, load_recipe
+from dtrak.runs import Run
+from dtrak.sampling import generate, sample
+from dtrak.training import Trainer, train, train_in_memory
+
+MakeRecipe = Callable[..., Path]
+
+
+def steps_of(recipe: Recipe, train_images: int, validation: int, shape: tuple[int, int, int]) -> dict[str, Step]:
+    settings = RetrainingSettings.going_on(Path("nowhere"), recipe.evaluation, {})
+    layout = lay_out(recipe.model, shape, recipe.name)
+    made = Plan(recipe, train_images, validation, shape, layout, 8 << 30, settings)
+    return {one.name: one for one in made.steps()}
+
+
+@contextmanager
+def counting() -> Iterator[dict[str, int]]:
+    """Counts the images that go through U-Nets, forward and back."""
+    counts, plain = {"forward": 0, "backward": 0}, UNet2DModel.forward
+
+    def counted(self: Any, noisy: torch.Tensor, *others: Any, **more: Any) -> Any:
+        counts["forward"] += len(noisy)
+        answer = plain(self, noisy, *others, **more)
+        if answer.sample.requires_grad:
+
+            def on_gradient(gradient: torch.Tensor) -> None:
+                counts["backward"] += len(gradient)
+
+            answer.sample.register_hook(on_gradient)
+        return answer
+
+    UNet2DModel.forward = counted
+    try:
+        yield counts
+    finally:
+        UNet2DModel.forward = plain
+
+
+def test_passes_are_as_many_as_a_run_makes(recipe: MakeRecipe, tmp_path: Path) -> None:
+    """But for the few with which a step finds out how much fits into memory."""
+    loaded = load_recipe(str(recipe(data={"select": {"count": 90}}, training={"batch_size": 40})))
+    steps = steps_of(loaded, 90, 797, (1, 8, 8))
+    run = Run.create(tmp_path / "run", loaded)
+    with counting() as counts:
+        model = train(run, "cpu")
+    probing = 2
+    assert 0 <= counts["forward"] - steps["train"].forward <= probing
+    assert counts["backward"] == steps["train"].backward == 90 * 2
+    with counting() as counts:
+        generate(run, model, loaded.generation.count, loaded.generation.seed, loaded.generation.steps)
+    assert counts["forward"] == steps["generate"].forward == 4 * 5
+    with counting() as counts:
+        attribute_run(run, model, str(run.folder / "generated"), {}, "cpu")
+    probing = 2 * (1 + 4 + 4)  # for training images and for queries: a copy, and whether images can share a pass
+    assert 0 <= counts["forward"] - steps["features"].forward <= probing
+    assert 0 <= counts["backward"] - steps["features"].backward <= probing
+    assert steps["features"].forward == 94
+    assert steps["features"].backward == 2 * 90 + 4, "training images have the damping's second objective, too"
+
+
+def test_retraining_makes_as_many_passes_as_are_foretold(recipe: MakeRecipe) -> None:
+    loaded = load_recipe(str(recipe(data={"select": {"count": 90}}, evaluation={"subsets": 3, "seeds": 2})))
+    steps = steps_of(loaded, 90, 797, (1, 8, 8))
+    half = load_images("digits:train").select(range(45))
+    with counting() as counts:
+        train_in_memory(loaded, half, "cpu")
+    assert steps["lds: retrain"].forward == steps["lds: retrain"].backward == 3 * 2 * counts["forward"] == 540
+    assert steps["lds: outputs"].forward == 6 * (100 + 4) * 1000 * 3
+    assert steps["counterfactual"].backward == 3 * 4 * 72 * 2, "three methods, four pictures, four fifths, two epochs"
+
+
+def test_disk_is_as_much_as_a_run_takes(finished_run: Path) -> None:
+    steps = steps_of(Run.open(finished_run).recipe, 1000, 797, (1, 8, 8))
+
+    def taken(*patterns: str) -> int:
+        return sum(path.stat().st_size for one in patterns for path in finished_run.glob(one))
+
+    weights = taken("model/unet/*.safetensors", "checkpoints/*/unet/*.safetensors")
+    assert steps["train"].disk == 5 * 4 * 17_609 < weights < 1.3 * steps["train"].disk, "headers aside"
+    features = taken("features/*/*/shard-*.safetensors")
+    assert steps["features"].disk == (2 * 1000 + 4) * 64 * 4 < features < 1.05 * steps["features"].disk
+    with np.load(finished_run / "scores.npz") as scores:
+        assert scores["values"].nbytes == steps["score"].disk
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar2-small"])
+def test_memory_is_as_much_as_the_steps_take(name: str) -> None:
+    """Of tensors, within five percent, though nothing but shapes were known."""
+    loaded = load_recipe(name, changes={"data": {"train": "digits:train"}, "training": {"batch_size": 32}})
+    shape = (1, 8, 8) if name == "digits" else (1, 16, 16)
+    images = load_images("digits:train", size=shape[1])
+    steps, layout = steps_of(loaded, 1000, 797, shape), lay_out(loaded.model, shape, name)
+    model = ddpm.new(loaded.ddpm.unet, loaded.ddpm.schedule.model_dump(), shape, name)
+    weights = sum(value.nbytes for value in model.network.parameters())
+    assert weights == 4 * layout.trained
+    trainer = Trainer(model, images, loaded.training)
+    trainer.take_step()
+    moments = sum(value.nbytes for state in trainer.optimizer.state.values() for value in state.values())
+    with Peak() as peak:
+        trainer.take_step()
+    assert weights + moments + peak.bytes <= 1.05 * steps["train"].memory
+    assert weights + moments + peak.bytes >= 0.7 * steps["train"].memory
+    with Peak() as peak:
+        sample(model, range(30), 2)
+    assert weights + peak.bytes == pytest.approx(steps["generate"].memory, rel=0.05)
+    assert activation_bytes(model) <= layout.activations <= 1.4 * activation_bytes(model), "dropout's masks"
+
+
+def test_the_sizes_of_a_stable_diffusion_come_from_its_folder(tmp_path: Path) -> None:
+    from diffusers import AutoencoderKL, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    blocks = {"down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"], "block_out_channels": [8, 16]}
+    blocks |= {"up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"], "norm_num_groups": 4}
+    unet = UNet2DConditionModel(cross_attention_dim=16, attention_head_dim=4, layers_per_block=1, **blocks)
+    text = CLIPTextModel(CLIPTextConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, vocab_size=50))
+    vae = AutoencoderKL(norm_num_groups=4, block_out_channels=[8])
+    for name, part in (("unet", unet), ("vae", vae), ("text_encoder", text)):
+        part.save_pretrained(tmp_path / name)
+    recipe = load_recipe("artbench2", "small", {"model": {"base": str(tmp_path), "lora": {"rank": 2}}})
+    layout = lay_out(recipe.model, (3, 16, 16), "tiny")
+    assert layout.frozen == sum(value.numel() for part in (unet, vae, text) for value in part.parameters())
+    attended = [module for name, module in unet.named_modules() if name.endswith(("to_q", "to_k", "to_v", "to_out.0"))]
+    assert layout.trained == 2 * sum(one.in_features + one.out_features for one in attended)
+    assert layout.trained > 0
+    wrong = load_recipe("artbench2", "small", {"model": {"base": str(tmp_path), "lora": {"targets": ["to_w"]}}})
+    with pytest.raises(UsageError, match=r"tiny: model\.lora\.targets: the U-Net has no layers called to_w"):
+        lay_out(wrong.model, (3, 16, 16), "tiny")
+
+
+def cell(table: Table, step: str, head: str) -> str:
+    row = next(row for row in table.rows if row[0] == step)
+    entry = row[list(table.heads).index(head)]
+    return entry.text if isinstance(entry, Cell) else str(entry)
+
+
+def test_the_papers_settings_are_foretold_without_their_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = plan(load_recipe("artbench2"), Path("runs/artbench2"))
+    assert cell(table, "train", "what") == "5,000 images × 100 epochs: 7,900 steps of 64"
+    assert cell(table, "generate", "forward passes") == f"{1000 * 50 * 2:,}", "guided"
+    assert cell(table, "features", "disk") == "1.4 GB"
+    assert cell(table, "score", "what") == "1,000 pictures × 5,000 images: a kernel of 5,000 × 5,000"
+    assert cell(table, "lds: retrain", "what") == "64 subsets × 3 seeds = 192 models on 2,500 images"
+    assert cell(table, "lds: outputs", "forward passes") == f"{192 * 2000 * 1000 * 3:,}"
+    assert cell(table, "counterfactual", "what") == "3 methods × 60 pictures = 180 models on 4,000 images, at most"
+    assert table.notes[0].startswith("25,509,888 parameters (25.5 M) are trained and attributed, beside 1,066.2 M")
+    missing = [note for note in table.notes if note.startswith("Missing: ")]
+    assert missing == [
+        "Missing: no ArtBench-10 in data/artbench: ArtBench-10.csv is missing; "
+        "ArtBench-10 is published at github.com/liaopeiyuan/artbench"
+    ]
+    larger = plan(load_recipe("cifar10"), Path("runs/cifar10"))
+    assert cell(larger, "score", "what").endswith("a kernel of 32,768 × 32,768"), "features are fewer than images"
+    assert "hf:cifar10:train will be downloaded, unless it was before" in larger.notes
+
+
+def test_images_are_counted_where_the_recipe_does_not_say(recipe: MakeRecipe, tmp_path: Path) -> None:
+    table = plan(load_recipe(str(recipe())), tmp_path / "run")
+    assert cell(table, "train", "what").startswith("1,000 images × 2 epochs: 8 steps of 250")
+    (tmp_path / "ids.txt").write_text("1\n2\n3\n")
+    table = plan(load_recipe(str(recipe(data={"subset": "ids.txt"}))), tmp_path / "run")
+    assert cell(table, "train", "what").startswith("3 images")
+    with pytest.raises(UsageError, match=r"no images at 'gone\.npz'"):
+        plan(load_recipe(str(recipe(data={"train": "gone.npz"}))), tmp_path / "run")
+
+
+def test_a_dry_run_prints_and_leaves_nothing(recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    outcome = dtrak("run", "recipe.yaml", "--dry-run", cwd=tmp_path)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "tiny, into runs/tiny: a U-Net of 17,609 parameters" in outcome.out
+    for step in ("train", "generate", "features", "score", "report", "lds: retrain", "counterfactual"):
+        assert f"\n {step} " in outcome.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_small_scale_with_own_images_goes_through_all_steps(recipe: MakeRecipe, tmp_path: Path) -> None:
+    """As `dtrak run cifar2 --scale small --train … --validation …` does, and what the recipe asks of an evaluation."""
+    random = np.random.default_rng(0)
+    for name in ("mine", "held-out"):
+        images = random.integers(0, 256, (60, 12, 12), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", images=images, labels=np.arange(60) % 2, label_names=["odd", "even"])
+    path = recipe(
+        data={"train": "gone.npz", "select": {"classes": ["odd"], "count": 30}, "select_validation": {"count": 9}}
+    )
+    content = yaml.safe_load(path.read_text())
+    content["small"] = {
+        "name": "smaller",
+        "data": {"size": 8, "select": {"count": 20}},
+        "training": {"batch_size": 10},
+        "evaluation": {"subsets": 4, "seeds": 1, "timesteps": 2, "noises": 1, "validation": 5, "generated": 3}
+        | {"pictures": 2, "remove": 6},
+    }
+    path.write_text(yaml.safe_dump(content))
+    asked = ("run", path, "--scale", "small", "--train", "mine.npz", "--validation", "held-out.npz")
+    outcome = dtrak(*asked, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out == "The report: runs/smaller/report.html\n"
+    with np.load(tmp_path / "runs" / "smaller" / "scores.npz") as scores:
+        assert scores["values"].shape == (4, 20)
+        assert set(scores["train_ids"].tolist()) < set(range(0, 60, 2)), "odd ones are rows 0, 2, …"
+
+    run = Path("runs/smaller")
+    outcome = dtrak("evaluate", "lds", run, "--damping", "auto", "--engine", "process", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    with np.load(tmp_path / run / "benchmark" / "validation.npz") as queries:
+        assert queries["images"].shape == (5, 8, 8, 1)
+    assert np.load(tmp_path / run / "benchmark" / "losses.npy").shape == (4, 1, 5)
+    assert np.load(tmp_path / run / "benchmark" / "generated_losses.npy").shape == (4, 1, 3)
+    judged = ("--method", "random", "--encoder", "efficientnet-lite0", "--engine", "process")
+    outcome = dtrak("evaluate", "counterfactual", run, *judged, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert "over 2 pictures" in outcome.out
+    assert "without the 6 highest-scoring of 20 images" in outcome.out
+    outcome = dtrak("evaluate", "lds", run, "--subsets", 5, "--damping", "auto", "--engine", "process", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert np.load(tmp_path / run / "benchmark" / "losses.npy").shape == (5, 1, 5), "what is typed counts"
