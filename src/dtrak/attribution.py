@@ -86,6 +86,7 @@ def gather(
         model, device = load_model(str(model)), device or devices()[0]
     train = train if isinstance(train, Images) else load_images(str(train))
     queries = queries if isinstance(queries, Images) else load_images(str(queries))
+    model = model.fitted_to(train.shape)
     model.check_fits(queries.shape, queries.source)
     model.to(device or model.device)
     evidence = Evidence(model, train, queries, chosen, objective, of_features, resources, cache, engine, with_partners)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from dtrak.backward import gradient_of_the_batch
 from dtrak.models import DiffusionModel
+from dtrak.models.prompts import Condition
+from dtrak.models.views import moved
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -21,8 +23,11 @@ def total_memory(device: torch.device) -> int:
     return machine if limit == "max" else min(machine, int(limit))
 
 
-def activation_bytes(model: DiffusionModel) -> int:
-    """What autograd keeps of one copy between the forward and the backward pass for all parameters."""
+def activation_bytes(model: DiffusionModel, condition: Condition | None = None) -> int:
+    """What autograd keeps of one copy between the forward and the backward pass, for what is trained of the model.
+
+    `condition` is what the model is told about one image, each [1, …].
+    """
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -36,6 +41,6 @@ def activation_bytes(model: DiffusionModel) -> int:
         gradient_of_the_batch(model.network, set(model.parameters()), lambda name, gradient: None),
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
-        answer = model.predict_noise(image, timestep)
+        answer = model.predict_target(image, timestep, moved(condition or {}, model.device))
     weights = {value.untyped_storage().data_ptr() for value in model.network.parameters()}
     return sum(size for place, size in kept.items() if place not in weights) + answer.nbytes
