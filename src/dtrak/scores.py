@@ -1,7 +1,7 @@
 """What a method returns: a score for every training image and every query. Positive = proponent, one sign everywhere.
 
 On disk, an .npz with `values`, `train_ids` and `query_ids`; the training images' columns lie beside them as
-`train_column.NAME`, so that credit can be summed long after.
+`train_column.NAME`, so that credit can be summed long after, and so does `self_influence` where a method has it.
 """
 
 import io
@@ -53,6 +53,7 @@ class Scores:
     query_ids: NDArray[Any]
     method: str
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of the training images, each [N]
+    self_influence: NDArray[np.float32] | None = None  # [N], of the kernel: τ(x^n)_n, from 0 to 1
 
     def top(self, count: int = 5) -> list[list[Match]]:
         """For each query, the `count` strongest proponents, the strongest first."""
@@ -76,11 +77,7 @@ class Scores:
         share_g = mean over queries of Σ_{n in g} max(τ_n, 0) / Σ_n max(τ_n, 0); the interval is that of a bootstrap
         over queries. Groups are the values of the column `by`.
         """
-        groups, membership = np.unique(self._groups(by), return_inverse=True)
-        positive = self.values.clip(min=0).astype(np.float64)
-        sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)  # [Q, G]
-        totals = sums.sum(1, keepdims=True)
-        shares = np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
+        groups, shares = self.shares(by)
         queries = len(shares)
         drawn = stream("credit").multinomial(queries, np.full(queries, 1 / queries), size=resamples)  # [R, Q]
         low, high = np.percentile(drawn @ shares / queries, [2.5, 97.5], axis=0)
@@ -89,6 +86,14 @@ class Scores:
             Credit(groups[g].item(), float(share[g]), float(low[g]), float(high[g]))
             for g in np.argsort(-share, kind="stable")
         ]
+
+    def shares(self, by: str) -> tuple[NDArray[Any], NDArray[np.float64]]:
+        """The groups [G] that the column `by` has, and their shares of each query's positive scores [Q, G]."""
+        groups, membership = np.unique(self._groups(by), return_inverse=True)
+        positive = self.values.clip(min=0).astype(np.float64)
+        sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)
+        totals = sums.sum(1, keepdims=True)
+        return groups, np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
 
     def _groups(self, by: str) -> NDArray[Any]:
         if by not in self.columns:
@@ -155,6 +160,10 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
         "methods": np.array([one.method for one in every]),
     }
     arrays |= {COLUMN + name: _plain(values) for name, values in first.columns.items()}
+    if any(one.self_influence is not None for one in every):
+        unknown = np.full(len(first.train_ids), np.nan, dtype=np.float32)
+        rows = [unknown if one.self_influence is None else one.self_influence for one in every]
+        arrays["self_influence"] = rows[0] if len(every) == 1 else np.stack(rows)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     write_bytes(Path(path), buffer.getvalue())
@@ -168,9 +177,11 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
         values = arrays["values"].reshape(-1, *arrays["values"].shape[-2:])
         methods = arrays["methods"].tolist() if "methods" in arrays else ["scores"]
         columns = {name.removeprefix(COLUMN): value for name, value in arrays.items() if name.startswith(COLUMN)}
+        rows = arrays.get("self_influence", np.full((len(methods), values.shape[-1]), np.nan))
+        on_itself = [None if np.isnan(row).all() else row for row in rows.reshape(len(methods), -1)]
         return {
-            method: Scores(of_method, arrays["train_ids"], arrays["query_ids"], method, columns)
-            for method, of_method in zip(methods, values, strict=True)
+            method: Scores(of_method, arrays["train_ids"], arrays["query_ids"], method, columns, own)
+            for method, of_method, own in zip(methods, values, on_itself, strict=True)
         }
     except FileNotFoundError:
         raise UsageError(f"no scores at {path}") from None
