@@ -15,7 +15,8 @@ from PIL import Image
 from dtrak.errors import UsageError
 from dtrak.files import write_json, write_text
 from dtrak.recipes import Recipe, dump_recipe, load_recipe
-from dtrak.report import _number, write_report
+from dtrak.report import write_report
+from dtrak.report.wording import number
 from dtrak.runs import Run
 from dtrak.scores import Match, Scores, save_scores
 
@@ -43,13 +44,14 @@ class Page(HTMLParser):
         self.query = found.get("data-id", self.query)
         self.method = found.get("data-method", self.method)
         match tag:
-            case "section" if found.get("class", "").startswith("matches"):
-                self.kind = found["class"].removeprefix("matches ")
+            case "section":
+                classes = found.get("class", "")
+                self.kind = classes.removeprefix("matches ") if classes.startswith("matches") else ""
             case "title":
                 self.title = ""
             case "use":
                 self.href = found["href"]
-            case "data":
+            case "data" if self.kind:
                 image = self.title.removeprefix("Training image ").split(":")[0]
                 self.shown.append((self.query, self.method, self.kind, image, float(found["value"]), self.href))
             case "symbol":
@@ -116,8 +118,10 @@ def test_each_query_has_its_strongest_images_of_every_method(tmp_path: Path) -> 
             expected += rows(query, method, "proponents", one.top(5)[q])
             expected += rows(query, method, "opponents", one.bottom(3)[q])
     assert page.shown == expected
-    assert {href for *_, href in page.shown} == {f"#{name}" for name in page.images}
-    assert {str(one.columns["label"]) for one in scores["trak"].top(1)[0]} <= set(page.options)
+    shown = {href for *_, href in page.shown} | {f"#q{q}" for q in range(60)}
+    assert shown == {f"#{name}" for name in page.images}
+    assert set(page.options) >= {"0", "9", "d-trak", "trak", "score", "class"}
+    assert "own" not in page.options  # as there is no self-influence
     assert page.text.count('type="radio"') == 2
 
 
@@ -125,11 +129,10 @@ def test_small_images_are_embedded_pixel_by_pixel(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, load_recipe("digits"), "digits:validation", 10)
     page = Page(write_report(run))
 
+    assert sum(name.startswith("q") for name in page.images) == 10
     for name, uri in page.images.items():
-        np.testing.assert_array_equal(np.asarray(decoded(uri)), run.train_images.pixels([int(name[1:])])[0, ..., 0])
-    pictures = [link for link in page.links if link.startswith("data:") and link not in page.images.values()]
-    expected = run.query_images("digits:validation").pixels(range(10))[..., 0]
-    np.testing.assert_array_equal(np.stack([np.asarray(decoded(uri)) for uri in pictures]), expected)
+        images = run.train_images if name[0] == "t" else run.query_images("digits:validation")
+        np.testing.assert_array_equal(np.asarray(decoded(uri)), images.pixels([int(name[1:])])[0, ..., 0])
     assert 'class="pixelated"' in page.text
     assert 'type="radio"' not in page.text
 
@@ -146,7 +149,8 @@ def test_large_pictures_become_thumbnails(tmp_path: Path) -> None:
     recipe = paintings(tmp_path, 12, (300, 200))
     run, _ = make_run(tmp_path / "run", recipe, recipe.data.train, 3)
     page = Page(write_report(run))
-    assert {(decoded(uri).format, decoded(uri).size) for uri in page.images.values()} == {("WEBP", (128, 85))}
+    sizes = {(name[0], decoded(uri).format, decoded(uri).size) for name, uri in page.images.items()}
+    assert sizes == {("t", "WEBP", (128, 85)), ("q", "WEBP", (256, 171))}
     assert 'viewBox="0 0 300 200"' in page.text
     assert 'class="pixelated"' not in page.text
     assert len(page.text) < 100_000
@@ -156,7 +160,7 @@ def test_what_users_write_is_only_text(tmp_path: Path) -> None:
     recipe = paintings(tmp_path, 12, (16, 16))
     run, _ = make_run(tmp_path / "run", recipe, recipe.data.train, 3)
     page = Page(write_report(run))
-    assert page.tags.count("script") == 1
+    assert page.tags.count("script") == 4  # three of our own, and numbers
     assert "b" not in page.tags
     assert "&lt;script&gt;alert(" in page.text
     assert "af Klint &amp; &lt;b&gt;co&lt;/b&gt;" in page.text
@@ -210,4 +214,4 @@ def test_a_query_that_is_gone_is_named(tmp_path: Path) -> None:
     ("value", "text"), [(0.5, "+0.500"), (-123.4, "−123"), (1234.0, "+1.23×10³"), (-1.2345e-12, "−1.23×10⁻¹²")]
 )
 def test_numbers_have_three_digits_and_a_sign(value: float, text: str) -> None:
-    assert _number(value) == text
+    assert number(value) == text

@@ -65,11 +65,12 @@ class Scores:
 
     def _ranked(self, keys: NDArray[np.float32], count: int) -> list[list[Match]]:
         order = np.argsort(keys, axis=1, kind="stable")[:, :count]
-        return [[self._match(query, int(n)) for n in row] for query, row in enumerate(order)]
+        return [[self.match(int(n), float(self.values[query, n])) for n in row] for query, row in enumerate(order)]
 
-    def _match(self, query: int, n: int) -> Match:
+    def match(self, n: int, score: float) -> Match:
+        """The training image at place n, with a score."""
         columns = {name: values[n : n + 1].tolist()[0] for name, values in self.columns.items()}
-        return Match(self.train_ids[n].item(), float(self.values[query, n]), n, columns)
+        return Match(self.train_ids[n].item(), score, n, columns)
 
     def credit(self, by: str, resamples: int = 1000) -> list[Credit]:
         """Each group's share of the positive scores, the largest first.
@@ -89,13 +90,14 @@ class Scores:
 
     def shares(self, by: str) -> tuple[NDArray[Any], NDArray[np.float64]]:
         """The groups [G] that the column `by` has, and their shares of each query's positive scores [Q, G]."""
-        groups, membership = np.unique(self._groups(by), return_inverse=True)
+        groups, membership = np.unique(self.groups(by), return_inverse=True)
         positive = self.values.clip(min=0).astype(np.float64)
         sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)
         totals = sums.sum(1, keepdims=True)
         return groups, np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
 
-    def _groups(self, by: str) -> NDArray[Any]:
+    def groups(self, by: str) -> NDArray[Any]:
+        """The group of each training image [N]: its value in the column `by`."""
         if by not in self.columns:
             known = ", ".join(self.columns) or "none"
             raise UsageError(f"the training images have no column {by!r}: there is {known}")
