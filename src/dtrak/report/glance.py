@@ -45,7 +45,7 @@ def trust(nearest: list[Measured], attribution: Mapping[str, Any]) -> Trust | No
     one = nearest[0]
     kind = one.settings.get("queries")
     images = "generated pictures" if kind == "generated" else f"{kind} images" if kind else "pictures"
-    how = f"{one.queries:,} {images}, {one.subsets:,} models retrained on random subsets; damping {one.note}"
+    how = f"Over {one.queries:,} {images} and {one.subsets:,} random subsets; damping {one.note}"
     return Trust(one.methods, one.ceiling, how, one.differences(attribution), bool(one.settings))
 
 
