@@ -1,12 +1,15 @@
 // The controls above the pictures: which methods are shown, which pictures, and in which order.
+// The answers of methods that are not shown stay out of the page, where they cost nothing.
 const list = document.getElementById("queries");
 const controls = document.getElementById("controls");
 const status = document.getElementById("status");
-const cards = [...list.children].map((element) => ({
-  element,
-  answers: new Map([...element.querySelectorAll(".answer")].map((answer) => [answer.dataset.method, answer])),
-}));
+const cards = [...list.children].map((element) => {
+  const kept = element.querySelector("template")?.content.children ?? [];
+  const all = [element.querySelector(".answer"), ...kept];
+  return { element, answers: new Map(all.map((answer) => [answer.dataset.method, answer])) };
+});
 const first = [...cards[0].answers.keys()][0];
+let shownMethods = [first];
 
 function value(name) {
   return controls.elements[name]?.value ?? "";
@@ -32,22 +35,31 @@ function sorted(order, method) {
   return order ? [...cards].sort((a, b) => (of(b) ?? 0) - (of(a) ?? 0)) : cards;
 }
 
+function showAnswers(methods) {
+  if (methods.join() === shownMethods.join()) return;
+  for (const { element, answers } of cards) {
+    for (const answer of element.querySelectorAll(".answer")) answer.remove();
+    element.append(...methods.map((name) => answers.get(name)));
+  }
+  shownMethods = methods;
+  list.classList.toggle("two", methods.length > 1);
+}
+
 function update() {
   const method = value("method") || first;
   const beside = value("beside") === method ? "" : value("beside");
   const leastScore = least("score", "leastScore", method);
   const leastOwn = least("own", "leastOwn", method);
+  showAnswers(beside ? [method, beside] : [method]);
   let shown = 0;
   for (const { element, answers } of cards) {
-    for (const [name, answer] of answers) answer.hidden = name !== method && name !== beside;
-    if (beside) answers.get(method).after(answers.get(beside));
     const { class: of, score, own } = answers.get(method).dataset;
     const wrongClass = value("class") !== "" && of !== value("class");
     element.hidden = wrongClass || Number(score) < leastScore || Number(own ?? 0) < leastOwn;
     shown += !element.hidden;
   }
-  list.classList.toggle("two", beside !== "");
-  list.append(...sorted(value("order"), method).map((card) => card.element));
+  const wanted = sorted(value("order"), method).map((card) => card.element);
+  if (wanted.some((element, place) => element !== list.children[place])) list.append(...wanted);
   status.textContent = shown < cards.length ? `${shown} of ${cards.length} pictures` : "";
 }
 

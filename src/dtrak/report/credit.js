@@ -12,9 +12,9 @@ for (const section of document.querySelectorAll(".credit")) {
       if (query !== "") draw([...table.tBodies[0].rows], shares[table.dataset.method][query]);
     }
     for (const words of section.querySelectorAll("[data-of]")) words.hidden = (words.dataset.of === "one") !== (query !== "");
-    const picture = form.querySelector("svg");
-    picture.toggleAttribute("hidden", query === "");
-    if (query !== "") picture.querySelector("use").setAttribute("href", `#q${query}`);
+    const picture = form.querySelector(".thumbnail");
+    picture.className = `thumbnail q${query}`;
+    picture.hidden = query === "";
     form.querySelector("output").value = `Credit for ${form.elements.query.selectedOptions[0].text}`;
   };
 
