@@ -89,8 +89,9 @@ def plot(curve: Curve) -> Plot:
 
 
 def nice_ticks(low: float, high: float) -> list[float]:
-    """Round numbers, 1, 2 or 5 of a power of ten apart, that enclose low and high."""
-    rough = (high - low or 1.0) / TICKS
+    """Round numbers, 1, 2 or 5 of a power of ten apart, that enclose low and high, or at least 1 between them."""
+    high = max(high, low + 1)
+    rough = (high - low) / TICKS
     power = DECADE ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
     return [step * index for index in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
