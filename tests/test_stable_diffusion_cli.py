@@ -44,8 +44,31 @@ def test_from_paintings_to_credit(run: Path) -> None:
 
 
 def test_lds_and_every_method(own_run: Path) -> None:
-    options = ["--subsets", "4", "--seeds", "1", "--output-timesteps", "3", "--output-noises", "1", "--validation-count", "3", "--keep-models"]
-    more = ["--method", "all", "--encoder", "efficientnet-lite0", "--queries", "generated", "--timesteps", "2", "--ensemble-size", "2"]
+    options = [
+        "--subsets",
+        "4",
+        "--seeds",
+        "1",
+        "--output-timesteps",
+        "3",
+        "--output-noises",
+        "1",
+        "--validation-count",
+        "3",
+        "--keep-models",
+    ]
+    more = [
+        "--method",
+        "all",
+        "--encoder",
+        "efficientnet-lite0",
+        "--queries",
+        "generated",
+        "--timesteps",
+        "2",
+        "--ensemble-size",
+        "2",
+    ]
     outcome = dtrak("evaluate", "lds", own_run, *options, *more, "--engine", "process", cwd=own_run.parent)
     assert outcome.code == 0, outcome.err
     assert "Left out" not in outcome.err.replace("Left out: datamodel", "")
@@ -59,7 +82,18 @@ def test_lds_and_every_method(own_run: Path) -> None:
 
 
 def test_counterfactual_distances_are_of_latents(own_run: Path) -> None:
-    options = ["--count", "2", "--remove", "6", "--method", "random,d-trak", "--encoder", "efficientnet-lite0", "--engine", "process"]
+    options = [
+        "--count",
+        "2",
+        "--remove",
+        "6",
+        "--method",
+        "random,d-trak",
+        "--encoder",
+        "efficientnet-lite0",
+        "--engine",
+        "process",
+    ]
     outcome = dtrak("evaluate", "counterfactual", own_run, *options, cwd=own_run.parent)
     assert outcome.code == 0, outcome.err
     assert "ℓ2: of latents" in " ".join(outcome.out.split())

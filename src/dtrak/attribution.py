@@ -108,6 +108,6 @@ def check_objective(methods: Sequence[Method], asked: str | None) -> None:
 
 
 def score(evidence: Evidence, method: Method, damping: Damping) -> Scores:
-    return Scores(
-        evidence.scores(method, damping), evidence.train.ids, evidence.queries.ids, method.name, evidence.train.columns
-    )
+    train, queries = evidence.train, evidence.queries
+    values, on_itself = evidence.scores(method, damping), evidence.self_influence(method, damping)
+    return Scores(values, train.ids, queries.ids, method.name, train.columns, on_itself)

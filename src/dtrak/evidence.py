@@ -88,6 +88,13 @@ class Evidence:
             models += 1
         return [total / np.float32(models) for total in totals]
 
+    def self_influence(self, method: Method, damping: Damping) -> NDArray[np.float32] | None:
+        """τ(x^n)_n of the method's kernel, [N]; None unless that is the kernel of the model itself."""
+        if not (method.damped and isinstance(method.source, Gradients) and method.source.models == "final"):
+            return None
+        vectors: Vectors = next(self.inputs(method))
+        return vectors.kernel.self_influence(vectors.absolute(damping)).astype(np.float32)
+
     def inputs(self, method: Method) -> Iterator[Any]:
         """What the method's formula sees: one input for each of its models."""
         match method.source:
