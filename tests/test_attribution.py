@@ -51,6 +51,21 @@ def test_scores_are_the_formula(method: str) -> None:
     assert found.top(1)[0][0].columns == {"label": TRAIN.columns["label"][found.top(1)[0][0].position]}
 
 
+@pytest.mark.parametrize("method", ["trak", "d-trak", "relative-if"])
+def test_self_influence_is_the_kernel_s_own_diagonal(method: str) -> None:
+    model = tiny.unet()
+    found = dtrak.attribute(
+        model, TRAIN, QUERIES, method=method, timesteps=2, projection="identity", damping="absolute:0.01"
+    )
+    train = exact_gradients(model, TRAIN, method != "d-trak")
+    expected = np.diag(train @ train.T @ np.linalg.inv(train @ train.T + 0.01 * np.eye(12)))
+    np.testing.assert_allclose(found.self_influence, expected, rtol=1e-3)
+
+
+def test_without_a_kernel_there_is_no_self_influence() -> None:
+    assert dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="gradient-dot", timesteps=1).self_influence is None
+
+
 def test_positive_means_proponent() -> None:
     """A training image asked about is a proponent of itself at any damping, and the strongest at a small one."""
     for damping in (1e-3, 1, 100):

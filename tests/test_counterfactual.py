@@ -22,8 +22,6 @@ from dtrak.engines.this_process import ThisProcess
 from dtrak.errors import UsageError
 from dtrak.evaluation.counterfactual import (
     Counterfactual,
-    Question,
-    ask,
     cosines,
     embeddings,
     evaluate_counterfactual,
@@ -32,6 +30,7 @@ from dtrak.evaluation.counterfactual import (
     unique_sets,
 )
 from dtrak.evaluation.jobs import Job
+from dtrak.evaluation.redrawing import Question, ask
 from dtrak.noise import stream
 from dtrak.pipeline import counterfactual_run
 from dtrak.recipes import load_recipe

@@ -206,12 +206,13 @@ def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
 ) -> None:
     from dtrak.evaluation.jobs import Job, Outputs, Retraining, retrain
     from dtrak.evaluation.subsets import random_subsets
+    from dtrak.models import View
     from dtrak.runs import Run
 
     run = Run.open(finished_run)
-    queries = {"validation": run.query_images("digits:validation").select(range(3)).in_memory()}
-    masks = random_subsets(2, 1000)
-    context = Retraining(run.recipe, run.train_images.in_memory(), masks, queries, Outputs((0, 500)), keep_weights=True)
+    queries = {"validation": View(run.query_images("digits:validation").select(range(3)).in_memory())}
+    images, masks = View(run.train_images.in_memory()), random_subsets(2, 1000)
+    context = Retraining(run.recipe, images, masks, queries, Outputs((0, 500)), keep_weights=True)
     job = Job(1, draw=(4,))
     here, there = (dict(make(name).run(retrain, context, [job]))[job] for name in ("process", "ray"))
     assert here.keys() == there.keys()

@@ -1,6 +1,7 @@
 """Figures say what they were given, fit on a page, and are written whole in the format of their ending."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,28 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+import dtrak
 from dtrak.errors import UsageError
-from dtrak.report.figures import DPI, IN_A_ROW, WIDTH, boxplots, save_figure, side_by_side
+from dtrak.report.comparisons import LDSOf
+from dtrak.report.curves import Curve, Sample
+from dtrak.report.figures import (
+    boxplots,
+    credit,
+    lds_bars,
+    lds_curve,
+    proponents_and_opponents,
+    save_figure,
+    self_influence,
+    side_by_side,
+)
+from dtrak.report.figures.pictures import IN_A_ROW
+from dtrak.report.figures.style import DPI, WIDTH
+from dtrak.report.wording import number
+from dtrak.scores import Scores
 
 NAMES = ["random", "trak", "d-trak", "journey-trak-ensemble"]
+TRAIN = dtrak.load_images("digits:train").select(range(200))
+QUERIES = dtrak.load_images("digits:validation").select([5, 3, 8])
 
 
 def panels(count: int = 20) -> dict[str, dict[str, np.ndarray]]:
@@ -29,6 +48,27 @@ def captions(count: int) -> list[str]:
     return [f"seed {index}" for index in range(count)]
 
 
+def scores(method: str = "d-trak", seed: int = 0) -> Scores:
+    random = np.random.default_rng(seed)
+    values = random.normal(size=(len(QUERIES), len(TRAIN))).astype(np.float32)
+    own = random.random(len(TRAIN)).astype(np.float32)
+    return Scores(values, TRAIN.ids, QUERIES.ids, method, TRAIN.columns, own)
+
+
+def measured() -> dict[str, LDSOf]:
+    return {
+        name: LDSOf(lds, 1.5, lds - 3, lds + 2.5, 0.1, []) for name, lds in zip(NAMES, (-0.7, 30, 45, 50), strict=True)
+    }
+
+
+def curve(log: bool = True, std: float | None = 1.0) -> Curve:
+    lines = {
+        name: [Sample(x, 20 + 5 * place + x**0.5, std, chosen=x == 5) for x in (2.0, 5.0, 10.0, 100.0)]
+        for place, name in enumerate(NAMES)
+    }
+    return Curve("K", "K, timesteps averaged over", lines, "", log, 60.0)
+
+
 def rendered(figure: Figure) -> np.ndarray:
     """[H, W, 3]."""
     buffer = io.BytesIO()
@@ -42,14 +82,18 @@ def boxes_of_text(figure: Figure) -> list[tuple[str, float, float, float, float]
     figure.draw(renderer)
     found = []
     for axes in figure.axes:
-        low, high = axes.get_xlim()
-        ticks = [one for one in axes.get_xticklabels() if low <= one.get_position()[0] <= high]
-        of_axes = [axes.title, axes.xaxis.label, *ticks, *axes.get_yticklabels()] * axes.axison
-        for text in [*axes.texts, *of_axes]:
-            if text.get_text() and text.get_visible():
-                box = text.get_window_extent(renderer).transformed(figure.transFigure.inverted())
-                found.append((text.get_text(), box.x0, box.y0, box.x1, box.y1))
-    return found
+        (left, right), (bottom, top) = sorted(axes.get_xlim()), sorted(axes.get_ylim())
+        ticks = [one for one in axes.get_xticklabels() if left <= one.get_position()[0] <= right]
+        ticks += [one for one in axes.get_yticklabels() if bottom <= one.get_position()[1] <= top]
+        of_axes = [axes.title, axes.xaxis.label, axes.yaxis.label, *ticks] * axes.axison
+        found += [*axes.texts, *of_axes]
+    found += [text for legend in figure.legends for text in legend.get_texts()]
+    boxes = []
+    for text in found:
+        if text.get_text() and text.get_visible():
+            box = text.get_window_extent(renderer).transformed(figure.transFigure.inverted())
+            boxes.append((text.get_text(), box.x0, box.y0, box.x1, box.y1))
+    return boxes
 
 
 def test_boxes_reach_from_quartile_to_quartile() -> None:
@@ -76,8 +120,23 @@ def test_boxes_reach_from_quartile_to_quartile() -> None:
         boxplots(panels(1)),
         side_by_side(pictures(30), captions(30)),
         side_by_side(pictures(1), ["seed 7"]),
+        lds_bars(measured(), 55.0),
+        lds_curve(curve()),
+        credit(scores().credit("label"), dict.fromkeys(range(10), 0.1)),
+        proponents_and_opponents({name: scores(name) for name in NAMES}, TRAIN, QUERIES),
+        self_influence(scores(), TRAIN),
     ],
-    ids=["boxplots", "one query", "three bands", "one picture"],
+    ids=[
+        "boxplots",
+        "one query",
+        "three bands",
+        "one picture",
+        "lds bars",
+        "lds curve",
+        "credit",
+        "proponents",
+        "self-influence",
+    ],
 )
 def test_no_text_leaves_the_page_or_covers_another(figure: Figure) -> None:
     texts = boxes_of_text(figure)
@@ -109,6 +168,90 @@ def test_every_picture_stands_in_its_row_below_its_caption(count: int, shape: tu
             np.testing.assert_array_equal(corner, np.broadcast_to(given[name][index, 0, 0], 3))
 
 
+def shown(figure: Figure) -> list[tuple[np.ndarray, str]]:
+    """The pictures of a sheet from left to right, row by row, each with what stands below it."""
+    axes = figure.axes[0]
+    below = {(round(x, 3), round(y, 3)): text.get_text() for text in axes.texts for x, y in [text.get_position()]}
+    found = []
+    for image in axes.images:
+        left, right, bottom, _ = image.get_extent()
+        found.append((np.asarray(image.get_array()), below[round((left + right) / 2, 3), round(bottom + 0.03, 3)]))
+    return found
+
+
+def assert_shows(found: tuple[np.ndarray, str], pixels: np.ndarray, caption: str) -> None:
+    np.testing.assert_array_equal(found[0], np.broadcast_to(pixels, found[0].shape))
+    assert found[1] == caption
+
+
+def test_each_query_stands_beside_its_proponents_and_opponents() -> None:
+    given = scores()
+    found = shown(proponents_and_opponents(given, TRAIN, QUERIES, top=4, bottom=2))
+    assert len(found) == 3 * (1 + 4 + 2)
+    rows = [found[start : start + 7] for start in range(0, 21, 7)]
+    for q, (row, top, bottom) in enumerate(zip(rows, given.top(4), given.bottom(2), strict=True)):
+        assert_shows(row[0], QUERIES.pixels([q])[0], "")
+        for one, match in zip(row[1:], top + bottom, strict=True):
+            assert_shows(one, TRAIN.pixels([match.position])[0], number(match.score))
+
+
+def test_methods_stand_below_each_other() -> None:
+    by_method = {"trak": scores("trak", 1), "d-trak": scores("d-trak", 2)}
+    figure = proponents_and_opponents(by_method, TRAIN, QUERIES)
+    found = shown(figure)
+    assert len(found) == 3 * (1 + 2 * 8)
+    assert_shows(found[9], TRAIN.pixels([by_method["d-trak"].top(1)[0][0].position])[0], found[9][1])
+    names = [text.get_text() for text in figure.axes[0].texts]
+    assert names.count("trak") == names.count("d-trak") == 3
+
+
+def test_the_ends_of_self_influence_are_shown_by_class() -> None:
+    given = scores()
+    found = shown(self_influence(given, TRAIN, each=2))
+    own, labels = given.self_influence, TRAIN.columns["label"]
+    assert own is not None
+    assert len(found) == 10 * 4
+    for label in range(10):
+        rising = sorted(np.flatnonzero(labels == label), key=lambda n: own[n])
+        for one, n in zip(found[4 * label :], [rising[-1], rising[-2], rising[0], rising[1]], strict=False):
+            np.testing.assert_array_equal(one[0][..., :1], TRAIN.pixels([n])[0])
+
+
+def test_without_self_influence_the_method_is_named() -> None:
+    without = Scores(scores().values, TRAIN.ids, QUERIES.ids, "gradient-dot", TRAIN.columns)
+    with pytest.raises(UsageError, match="gradient-dot has no self-influence"):
+        self_influence(without, TRAIN)
+
+
+def test_bars_are_as_long_as_the_lds_and_the_ceiling_is_marked() -> None:
+    figure = lds_bars(measured(), 55.0)
+    axes = figure.axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [one.lds for one in measured().values()]
+    texts = [text.get_text() for text in axes.texts]
+    assert {"−0.7 ± 1.5", "50.0 ± 1.5", "noise ceiling"} <= set(texts)
+    assert any(list(line.get_xdata()) == [55.0, 55.0] for line in axes.lines)
+    assert "noise ceiling" not in [text.get_text() for text in lds_bars(measured()).axes[0].texts]
+
+
+@pytest.mark.parametrize(("log", "std"), [(True, 1.0), (False, None)])
+def test_curves_go_through_their_samples(log: bool, std: float | None) -> None:
+    given = curve(log, std)
+    axes = lds_curve(given).axes[0]
+    lines = {tuple(line.get_ydata()): tuple(line.get_xdata()) for line in axes.lines}
+    for samples in given.lines.values():
+        assert lines[tuple(sample.lds for sample in samples)] == tuple(sample.x for sample in samples)
+    assert axes.get_xscale() == ("log" if log else "linear")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "5", "10", "100"]
+
+
+def test_credit_is_shown_with_interval_and_share_of_the_training_images() -> None:
+    credits = scores().credit("label")
+    axes = credit(credits, {credits[0].group: 0.25}, groups=7).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([100 * one.share for one in credits[:7]])
+    assert [label.get_text() for label in axes.get_yticklabels()] == [str(one.group) for one in credits[:7]]
+    assert [list(line.get_xdata()) for line in axes.lines] == [[25.0, 25.0]]
+
+
 @pytest.mark.parametrize(("ending", "start"), [(".png", b"\x89PNG"), (".PDF", b"%PDF")])
 def test_the_ending_decides_the_format_and_the_bytes_are_always_the_same(
     tmp_path: Path, ending: str, start: bytes
@@ -118,6 +261,22 @@ def test_the_ending_decides_the_format_and_the_bytes_are_always_the_same(
     save_figure(boxplots(panels()), str(second))
     assert first.read_bytes().startswith(start)
     assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lds_bars(measured()),
+        lambda: lds_curve(curve()),
+        lambda: proponents_and_opponents(scores(), TRAIN, QUERIES),
+    ],
+    ids=["bars", "curve", "proponents"],
+)
+def test_letters_stay_letters_in_a_pdf(tmp_path: Path, make: Callable[[], Figure]) -> None:
+    save_figure(make(), tmp_path / "figure.pdf")
+    content = (tmp_path / "figure.pdf").read_bytes()
+    assert b"/Subtype /Type0" in content  # TrueType, not outlines
+    assert b"/Type3" not in content
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:

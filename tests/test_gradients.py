@@ -51,7 +51,7 @@ def brute_force(model: DiffusionModel, objective: str, clean: Tensor, pattern: s
         for timestep, draw in COPIES.pairs():
             noise = gaussian(model.shape, COPIES.seed, timestep, draw)[None]
             t = torch.tensor([timestep])
-            predicted = model.predict_noise(model.add_noise(image[None], noise, t), t)
+            predicted = model.predict_target(model.add_noise(image[None], noise, t), t)
             loss = get_objective(objective)(predicted, noise, model.elbo_weights(t)).sum()
             for sum_, one in zip(total, torch.autograd.grad(loss, parameters), strict=True):
                 sum_ += one / len(COPIES.pairs())

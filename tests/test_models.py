@@ -111,7 +111,11 @@ def change_json(path: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("file", "changes", "says"),
     [
-        ("unet/config.json", {"_class_name": "UNet2DConditionModel"}, "its network is a UNet2DConditionModel; only"),
+        (
+            "unet/config.json",
+            {"_class_name": "UNet2DConditionModel"},
+            "its network is a UNet2DConditionModel; a UNet2DModel",
+        ),
         ("unet/config.json", {"num_class_embeds": 10}, "its weights lack class_embedding"),
         ("unet/config.json", {"sample_size": None}, "does not give the sample_size"),
         ("unet/config.json", {"block_out_channels": [8, 16]}, "cannot load the model .*weight"),
@@ -167,7 +171,7 @@ def test_schedules_are_those_of_the_papers(beta_schedule: str) -> None:
         cosine = np.cos((progress + 0.008) / 1.008 * np.pi / 2) ** 2
         expected = np.cumprod(1 - np.minimum(1 - cosine[1:] / cosine[:-1], 0.999))
     timesteps = torch.arange(1000)
-    signal, sigma = model.signal_and_noise(timesteps)
+    signal, sigma = model.process.signal_and_noise(timesteps)
     np.testing.assert_allclose(signal.flatten().square(), expected, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(signal.square() + sigma.square(), torch.ones(1000, 1, 1, 1))
 
@@ -182,7 +186,7 @@ def test_a_perfect_network_gives_the_true_noise_whatever_it_predicts(seed: int, 
         schedule = constant_model(torch.zeros(1), prediction_type)
         perfect = constant_model(schedule.training_target(clean, noise, timesteps), prediction_type)
         noisy = perfect.add_noise(clean, noise, timesteps)
-        torch.testing.assert_close(perfect.predict_noise(noisy, timesteps), noise, rtol=0, atol=1e-5)
+        torch.testing.assert_close(perfect.predict_target(noisy, timesteps), noise, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -197,7 +201,7 @@ def test_the_target_of_v_is_that_of_diffusers_and_its_noise_the_closed_form() ->
     torch.testing.assert_close(noisy, model.scheduler.add_noise(clean, noise, timesteps))
     alphas = model.scheduler.alphas_cumprod[timesteps].view(-1, 1, 1, 1)
     closed_form = alphas.sqrt() * 0.3 + (1 - alphas).sqrt() * noisy
-    torch.testing.assert_close(model.predict_noise(noisy, timesteps), closed_form)
+    torch.testing.assert_close(model.predict_target(noisy, timesteps), closed_form)
 
 
 def test_elbo_weights_are_the_papers() -> None:

@@ -26,7 +26,7 @@ from dtrak.evaluation.outputs import model_outputs
 from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.files import alone_in
-from dtrak.models import load_model
+from dtrak.models import View, load_model, new_model
 from dtrak.noise import gaussian
 from dtrak.objectives import OBJECTIVES
 from dtrak.recipes import load_recipe
@@ -88,7 +88,7 @@ def test_outputs_are_the_means_of_a_plain_loop(
                 noise = gaussian(model.shape, 5, "output", timestep, draw)[None]
                 t = torch.tensor([timestep])
                 with torch.no_grad():
-                    predicted = model.predict_noise(model.add_noise(clean[None], noise, t), t)
+                    predicted = model.predict_target(model.add_noise(clean[None], noise, t), t)
                 for row, objective in enumerate(OBJECTIVES.values()):
                     value = objective(predicted, noise, model.elbo_weights(t)).item()
                     expected[row, column] += value / (len(timesteps) * noises)
@@ -109,7 +109,7 @@ def test_outputs_that_are_not_finite_are_named() -> None:
 
 
 def context_of(run: Run, masks: Sequence[Sequence[bool]] | np.ndarray[Any, Any], **wanted: Any) -> Retraining:
-    return Retraining(run.recipe, run.train_images.in_memory(), np.asarray(masks), keep_weights=True, **wanted)
+    return Retraining(run.recipe, View(run.train_images.in_memory()), np.asarray(masks), keep_weights=True, **wanted)
 
 
 def test_all_images_and_the_same_seed_give_the_runs_own_model(finished_run: Path) -> None:
@@ -147,7 +147,7 @@ def test_large_models_get_more_threads_and_leave_room_for_fewer_workers(monkeypa
     found = []
     for gigabytes in (64, 4, 1):
         monkeypatch.setattr(jobs, "total_memory", lambda device, gigabytes=gigabytes: gigabytes << 30)
-        found.append(threads_per_job(recipe, (1, 8, 8)))
+        found.append(threads_per_job(recipe, new_model(recipe.model, (1, 8, 8), "tiny"), {}))
     assert found == [1, 5, 16]
 
 

@@ -1,5 +1,6 @@
 """What scores answer: the strongest first, shares that add up, and a file that keeps everything."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,33 @@ def test_one_method_survives_the_disk(tmp_path: Path) -> None:
         assert file["values"].dtype == np.float32
         assert file["train_ids"].tolist() == [10, 11, 12, 13]
         assert file["query_ids"].tolist() == ["a.png", "b.png"]
+
+
+def test_shares_are_of_each_query() -> None:
+    groups, shares = scores().shares("artist")
+    assert groups.tolist() == ["ada", "bo", "cy"]
+    np.testing.assert_allclose(shares, [[1, 0, 0], [0.75, 0.25, 0]])
+
+
+def test_self_influence_survives_the_disk_where_a_method_has_it(tmp_path: Path) -> None:
+    own = np.array([0.1, 0.2, 0.3, 0.4], dtype=np.float32)
+    with_it, without = replace(scores(), self_influence=own), scores("random")
+    save_scores(tmp_path / "one.npz", {"d-trak": with_it})
+    save_scores(tmp_path / "two.npz", {"random": without, "d-trak": with_it})
+    save_scores(tmp_path / "none.npz", {"random": without})
+    np.testing.assert_array_equal(Scores.load(tmp_path / "one.npz").self_influence, own)
+    two = load_scores(tmp_path / "two.npz")
+    np.testing.assert_array_equal(two["d-trak"].self_influence, own)
+    assert two["random"].self_influence is None
+    assert Scores.load(tmp_path / "none.npz").self_influence is None
+    with (
+        np.load(tmp_path / "one.npz") as one,
+        np.load(tmp_path / "two.npz") as both,
+        np.load(tmp_path / "none.npz") as none,
+    ):
+        assert one["self_influence"].shape == (4,)
+        assert both["self_influence"].shape == (2, 4)
+        assert "self_influence" not in none
 
 
 def test_several_methods_have_a_leading_axis(tmp_path: Path) -> None:

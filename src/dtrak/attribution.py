@@ -86,6 +86,7 @@ def gather(
         model, device = load_model(str(model)), device or devices()[0]
     train = train if isinstance(train, Images) else load_images(str(train))
     queries = queries if isinstance(queries, Images) else load_images(str(queries))
+    model = model.fitted_to(train.shape)
     model.check_fits(queries.shape, queries.source)
     model.to(device or model.device)
     evidence = Evidence(model, train, queries, chosen, objective, of_features, resources, cache, engine, with_partners)
@@ -107,6 +108,6 @@ def check_objective(methods: Sequence[Method], asked: str | None) -> None:
 
 
 def score(evidence: Evidence, method: Method, damping: Damping) -> Scores:
-    return Scores(
-        evidence.scores(method, damping), evidence.train.ids, evidence.queries.ids, method.name, evidence.train.columns
-    )
+    train, queries = evidence.train, evidence.queries
+    values, on_itself = evidence.scores(method, damping), evidence.self_influence(method, damping)
+    return Scores(values, train.ids, queries.ids, method.name, train.columns, on_itself)

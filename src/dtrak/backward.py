@@ -14,6 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from dtrak.layers import LAYERS, owners, supported
 from dtrak.models import DiffusionModel
+from dtrak.models.prompts import Condition
+from dtrak.models.views import moved, repeated
 from dtrak.noise import gaussian
 
 TOLERANCE = 1e-2  # float32 rounding is far below this, a gradient that was missed far above
@@ -83,19 +85,23 @@ def gradient_of_each_image(network: nn.Module, names: set[str], images: int, rec
             yield
 
 
-def can_share_a_pass(model: DiffusionModel, names: set[str]) -> bool:
+def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Condition | None = None) -> bool:
     """Whether hooks on the layers give each image its own gradient, tried on two copies of each of two images.
 
     They do not where a layer's type is unknown, where a network uses a parameter outside of its layer's call, or where
-    a layer's input has no batch axis.
+    a layer's input has no batch axis. `condition` is what the model is told about one image, each [1, …].
     """
     if not supported(model.network, names):
         return False
     noisy = gaussian((4, *model.shape), 0).to(model.device)
     timesteps = torch.arange(4, device=model.device) * (model.timesteps // 4)
-    expected = [_collected(model, noisy[part], timesteps[part], names, images=1) for part in (slice(2), slice(2, 4))]
+    told = moved(repeated(condition or {}, 4), model.device)
+    one = {name: value[:2] for name, value in told.items()}
+    expected = [
+        _collected(model, noisy[part], timesteps[part], one, names, images=1) for part in (slice(2), slice(2, 4))
+    ]
     try:
-        found = _collected(model, noisy, timesteps, names, images=2)
+        found = _collected(model, noisy, timesteps, told, names, images=2)
     except (RuntimeError, ValueError, IndexError):
         return False
     # Some gradients are zero but for rounding, as those of a bias before a softmax.
@@ -108,7 +114,7 @@ def can_share_a_pass(model: DiffusionModel, names: set[str]) -> bool:
 
 
 def _collected(
-    model: DiffusionModel, noisy: Tensor, timesteps: Tensor, names: set[str], images: int
+    model: DiffusionModel, noisy: Tensor, timesteps: Tensor, condition: Condition, names: set[str], images: int
 ) -> dict[str, Tensor]:
     """The gradients of the summed square of the output, each [images, n]; of one image in the ordinary way."""
     gradients: dict[str, Tensor] = {}
@@ -123,7 +129,7 @@ def _collected(
         else gradient_of_each_image(network, names, images, receive)
     )
     with way:
-        model.predict_noise(noisy, timesteps).square().sum().backward()
+        model.predict_target(noisy, timesteps, condition).square().sum().backward()
     return gradients
 
 

@@ -95,6 +95,7 @@ def generate(
     run_folder: options.RunFolder,
     count: options.Count = None,
     seed: options.FirstSeed = None,
+    prompt: options.Prompt = None,
     device: options.Device = None,
 ) -> None:
     """Draw pictures with a run's model.
@@ -109,7 +110,8 @@ def generate(
 
     from dtrak.sampling import generate as generate_pictures
 
-    generate_pictures(opened, model, count or recipe.count, recipe.seed if seed is None else seed, recipe.steps)
+    first = recipe.seed if seed is None else seed
+    generate_pictures(opened, model, count or recipe.count, first, recipe.steps, prompt)
     tell("The pictures", run_folder / "generated")
 
 
@@ -122,6 +124,8 @@ def attribute(
     method: options.Method = None,
     out: options.ScoresFile = None,
     model: options.Model = None,
+    lora: options.Lora = None,
+    prompt: options.PromptTemplate = None,
     train_source: options.Train = None,
     size: options.Size = None,
     damping: options.Damping = None,
@@ -137,13 +141,15 @@ def attribute(
     given = {"method": method, "damping": damping, "engine": options.typed_engine(settings)}
     changes = settings | {name: value for name, value in given.items() if value is not None}
     if run_folder is not None:
-        if model is not None or train_source is not None or size is not None:
-            raise UsageError(f"give a run ({run_folder}), or --model and --train (and --size), not both")
+        if any(one is not None for one in (model, lora, prompt, train_source, size)):
+            raise UsageError(
+                f"give a run ({run_folder}), or --model and --train (and --lora, --prompt, --size), not both"
+            )
         _attribute_run(run_folder, queries, out, changes, device)
     elif model is None or train_source is None or queries is None or out is None:
         raise UsageError("give a run, or all of --model, --train, --queries and --out")
     else:
-        _attribute_model(model, train_source, queries, out, size, changes, device)
+        _attribute_model((model, lora, prompt), train_source, queries, out, size, changes, device)
 
 
 def _attribute_run(
@@ -172,7 +178,7 @@ def _attribute_run(
 
 
 def _attribute_model(
-    model: str,
+    model: tuple[str, str | None, str | None],
     train_source: str,
     queries: str,
     out: Path,
@@ -196,7 +202,7 @@ def _attribute_model(
     with kept_until_done(changes.pop("cache", None), out) as cache:
         where = options.chosen_device(device)
         scores = attribute_images(
-            load_model(model), train_images, query_images, methods, cache=cache, device=where, **changes
+            load_model(*model), train_images, query_images, methods, cache=cache, device=where, **changes
         )
         save_scores(out, scores)
     tell("The scores", out)

@@ -131,10 +131,11 @@ def counterfactual(
 
     from dtrak.engines import make_engine
     from dtrak.evaluation import counterfactual as evaluation
+    from dtrak.evaluation.redrawing import ask
     from dtrak.pipeline import counterfactual_run
 
     engine = options.typed_engine(settings)
-    question = evaluation.ask(opened, options.chosen_device(device), count, remove, steps)
+    question = ask(opened, options.chosen_device(device), count, remove, steps)
     given = {"method": method, "encoder": encoder, "damping": damping}
     changes = settings | {name: value for name, value in given.items() if value is not None}
     if engine is not None:

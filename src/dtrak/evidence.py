@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from dtrak.methods import Method, objective_of
 from dtrak.methods.inputs import Counts, InMemory, RetrainedLosses, Vectors
 from dtrak.methods.method import Embeddings, Gradients, Models, Outcomes, Pixels, Values
 from dtrak.methods.retraining import check_enough
-from dtrak.models import DiffusionModel, load_model
+from dtrak.models import DiffusionModel, View, load_model
 from dtrak.noise import stable_hash
 from dtrak.progress import say
 
@@ -53,6 +53,8 @@ class Resources:
     encoder: str = DEFAULT_ENCODER
     ddim_steps: int = 50  # in which the queries were drawn
     step: int | None = None  # the timestep at which journey-trak asks; all of them if None
+    guidance: float | None = None  # with which the queries were drawn
+    latents: Path | None = None  # a folder that keeps what an autoencoder made of images; that of the features if None
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,13 @@ class Evidence:
             totals = [total + more for total, more in zip(totals, found, strict=True)] if totals else found
             models += 1
         return [total / np.float32(models) for total in totals]
+
+    def self_influence(self, method: Method, damping: Damping) -> NDArray[np.float32] | None:
+        """τ(x^n)_n of the method's kernel, [N]; None unless that is the kernel of the model itself."""
+        if not (method.damped and isinstance(method.source, Gradients) and method.source.models == "final"):
+            return None
+        vectors: Vectors = next(self.inputs(method))
+        return vectors.kernel.self_influence(vectors.absolute(damping)).astype(np.float32)
 
     def inputs(self, method: Method) -> Iterator[Any]:
         """What the method's formula sees: one input for each of its models."""
@@ -174,7 +183,15 @@ class Evidence:
         return self._made[key]
 
     def _pixels(self) -> Vectors:
-        return Vectors(PixelRows(self.train), self.queries.tensor(range(len(self.queries))).flatten(1).numpy())
+        train, queries = self._view("train"), self._view("queries")
+        return Vectors(InputRows(train), queries.tensor(range(len(queries))).flatten(1).numpy())
+
+    def _view(self, of: Literal["train", "queries"]) -> View:
+        """Images as the model sees them; all models of a question see them alike."""
+        folder = self.resources.latents or self.folder / "latents"
+        make = partial(self.model.view, self.train if of == "train" else self.queries, folder)
+        found: View = self._once(("view", of), make)
+        return found
 
     def _embeddings(self) -> Vectors:
         train, queries = (self._embedded(images) for images in (self.train, self.queries))
@@ -213,7 +230,7 @@ class Evidence:
     @property
     def _journeys(self) -> Journeys:
         resources = self.resources
-        make = partial(Journeys, self.model, self.queries, resources.ddim_steps, resources.step)
+        make = partial(Journeys, self.model, self.queries, resources.ddim_steps, resources.step, resources.guidance)
         found: Journeys = self._once("journeys", make)
         return found
 
@@ -262,13 +279,16 @@ class Evidence:
                     partners[partner_of(objective)] = None
         model, settings, folder = self.model, self.settings, self.folder
         if path is not None:
-            model, folder = load_model(str(path)).to(self.model.device), folder / path.name
+            model = load_model(str(path)).fitted_to(self.train.shape).to(self.model.device)
+            folder = folder / path.name
             settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
         make = partial(featurize, model, folder=folder, engine=self.engine)
-        stores = {"train": make(self.train, [*wanted[False] | wanted[True] | partners], settings, name="train")}
+        stores = {
+            "train": make(self._view("train"), [*wanted[False] | wanted[True] | partners], settings, name="train")
+        }
         if wanted[False]:
             name = f"queries-{self.queries.fingerprint[:8]}"
-            stores["queries"] = make(self.queries, [*wanted[False]], settings, name=name)
+            stores["queries"] = make(self._view("queries"), [*wanted[False]], settings, name=name)
         if wanted[True]:
             if self.resources.step is not None:
                 settings = replace(settings, draws=DRAWS_AT_ONE_STEP)
@@ -291,19 +311,19 @@ def evenly_spaced(folder: Path | None, count: int) -> list[Path]:
 
 
 @dataclass(frozen=True, eq=False)
-class PixelRows:
-    """Images as `Rows` of their pixels in [−1, 1], read in blocks."""
+class InputRows:
+    """Images as `Rows` of what a model sees of them, pixels in [−1, 1] or latents, read in blocks."""
 
-    images: Images
+    view: View
 
     @property
     def dim(self) -> int:
-        return int(np.prod(self.images.shape))
+        return int(np.prod(self.view.shape))
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.view)
 
     def blocks(self) -> Iterator[tuple[range, Tensor]]:
         for start in range(0, len(self), IMAGES_AT_ONCE):
             rows = range(start, min(start + IMAGES_AT_ONCE, len(self)))
-            yield rows, self.images.tensor(rows).flatten(1)
+            yield rows, self.view.tensor(rows).flatten(1)

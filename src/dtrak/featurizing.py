@@ -19,7 +19,8 @@ from dtrak.errors import DtrakError, UsageError, choose
 from dtrak.features import DTYPES, Cost, FeatureStore, Manifest, fill, fill_from
 from dtrak.gradients import Copies, Features, NotFiniteError
 from dtrak.journeys import Journeys
-from dtrak.models import DiffusionModel
+from dtrak.models import DiffusionModel, View
+from dtrak.models.diffusion import ALL, LORA
 from dtrak.objectives import get_objective
 from dtrak.progress import progress_bar, say
 from dtrak.projections import PROJECTIONS, Projection, make_projection
@@ -63,7 +64,7 @@ def feature_settings(settings: Mapping[str, Any]) -> FeatureSettings:
 
 def featurize(
     model: DiffusionModel,
-    images: Images | Journeys,
+    images: Images | View | Journeys,
     objectives: Sequence[str],
     settings: FeatureSettings,
     folder: Path,
@@ -75,9 +76,10 @@ def featurize(
     Objectives that are asked for together share their forward passes. Journeys have timesteps of their own. The work is
     done here, or by the workers of an engine.
     """
-    model.check_fits(images.shape, images.source)
     for objective in objectives:
         get_objective(objective)
+    if isinstance(images, Images):
+        images = model.view(images)
     if isinstance(images, Journeys):
         timesteps = images.timesteps
     else:
@@ -89,7 +91,7 @@ def featurize(
     }
     incomplete = {objective: store for objective, store in stores.items() if store.missing()}
     if incomplete:
-        work = replace(work, objectives=tuple(incomplete))
+        work = replace(work, model=model.denoiser(), objectives=tuple(incomplete))
         _announce(work, sum(one.manifest.bytes for one in incomplete.values()))
         _fill(work, list(incomplete.values()), engine)
     _report_left_out(stores, images, settings.skip_bad)
@@ -101,7 +103,7 @@ class Work:
     """All that the features of some images depend on; it can be sent to other processes."""
 
     model: DiffusionModel
-    images: Images | Journeys
+    images: View | Journeys
     objectives: tuple[str, ...]
     settings: FeatureSettings
     timesteps: tuple[int, ...]
@@ -125,6 +127,7 @@ class Work:
             Copies(self.timesteps, settings.draws, settings.noise, settings.seed),
             self.projection,
             self.parameters,
+            told=self.images.condition([0]),
             batch_size=settings.batch_size,
             autocast=settings.autocast,
         )
@@ -154,7 +157,7 @@ def shard_of(work: Work, rows: range, advance: Callable[[int], None] = lambda co
 def _of_pass(work: Work, rows: list[int]) -> Tensor:
     features, images = work.features, work.images
     try:
-        return features(images.tensor(rows), images.ids[rows].tolist())
+        return features(images.tensor(rows), images.ids[rows].tolist(), images.condition(rows))
     except NotFiniteError:
         if not work.settings.skip_bad:
             raise
@@ -196,7 +199,7 @@ def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None) -> None
 def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tuple[range, Shard]]:
     """Some shards as an engine's workers finish them, with as many threads as this process would take for one."""
     threads = useful_threads(work.features.pass_bytes, cores())
-    images = work.images.in_memory() if engine.is_remote and isinstance(work.images, Images) else work.images
+    images = work.images.in_memory() if engine.is_remote and isinstance(work.images, View) else work.images
     return engine.run(shard_of, replace(work, images=images), missing, threads)
 
 
@@ -211,7 +214,7 @@ def _manifest(work: Work, objective: str) -> Manifest:
         noise=settings.noise,
         seed=settings.seed,
         projection_seed=settings.projection_seed,
-        parameters=settings.parameters or "all",
+        parameters=settings.parameters or (LORA if work.model.has_lora else ALL),
         projection=settings.projection,
         dim=work.projection.dim,
         rows=len(work.images),
@@ -220,7 +223,7 @@ def _manifest(work: Work, objective: str) -> Manifest:
     )
 
 
-def _report_left_out(stores: dict[str, FeatureStore], images: Images | Journeys, skip_bad: bool) -> None:
+def _report_left_out(stores: dict[str, FeatureStore], images: View | Journeys, skip_bad: bool) -> None:
     for objective, store in stores.items():
         ids = ", ".join(str(images.ids[row]) for row in store.left_out())
         if not ids:

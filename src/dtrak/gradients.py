@@ -20,6 +20,8 @@ from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError, UsageError
 from dtrak.memory import activation_bytes, total_memory
 from dtrak.models import DiffusionModel
+from dtrak.models.prompts import Condition
+from dtrak.models.views import moved, repeated
 from dtrak.noise import gaussian
 from dtrak.objectives import get_objective
 from dtrak.projections import Projection
@@ -67,6 +69,7 @@ class Features:
         projection: Projection,
         parameters: dict[str, nn.Parameter],
         *,
+        told: Condition | None = None,  # what the model is told about one image, as an example
         batch_size: int | None = None,  # images that share a pass; by the size of their activations if None
         autocast: bool = False,  # forward passes in bfloat16; gradients are added up in float32 all the same
     ) -> None:
@@ -78,35 +81,38 @@ class Features:
         self.autocast = autocast
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
         self._shared_noise = copies.noises(model.shape, None) if copies.noise == "shared" else None
-        per_copy = activation_bytes(model)
+        per_copy = activation_bytes(model, told)
         self.copies_at_once = max(1, int(MEMORY_SHARE * total_memory(model.device) / per_copy))
-        self.batch_size = self._choose_batch_size(per_copy, batch_size)
+        self.batch_size = self._choose_batch_size(per_copy, batch_size, told)
         self.projection_seconds = 0.0
         self.pass_bytes = per_copy * min(self.copies_at_once, self.batch_size * len(self.timesteps))
 
-    def _choose_batch_size(self, bytes_per_copy: int, asked: int | None) -> int:
+    def _choose_batch_size(self, bytes_per_copy: int, asked: int | None, told: Condition | None) -> int:
         largest = 4 * max(value.numel() for value in self.parameters.values())
         fitting = SHARED_PASS_BYTES // (bytes_per_copy * len(self.timesteps) + largest)
         wanted = asked or min(fitting, MOST_SHARED_IMAGES)
-        if wanted < 2 or can_share_a_pass(self.model, set(self.parameters)):
+        if wanted < 2 or can_share_a_pass(self.model, set(self.parameters), told):
             return max(1, wanted)
         if asked:
             raise UsageError(f"batch-size {asked}: the images of this network cannot share a pass; only 1 will do")
         return 1
 
-    def __call__(self, clean: Tensor, ids: Sequence[Id]) -> Tensor:
+    def __call__(self, clean: Tensor, ids: Sequence[Id], condition: Condition | None = None) -> Tensor:
         """φ of the images `clean` [B, C, H, W], float32 [objectives, B, k] on the CPU.
 
-        `clean` can also be [B, K, C, H, W], with an image of its own for every timestep.
+        `clean` can also be [B, K, C, H, W], with an image of its own for every timestep. `condition` is what the model
+        is told about each, [B, …].
         """
+        told = moved(condition or {}, self.model.device)
         out = torch.zeros(len(self.objectives), len(clean), self.projection.dim, device=self.model.device)
         with threads_for(self.pass_bytes), reproducible():
             for start in range(0, len(clean), self.batch_size):
                 rows = slice(start, start + self.batch_size)
-                self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows])
+                own = {name: value[rows] for name, value in told.items()}
+                self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows], own)
         return out.cpu()
 
-    def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id]) -> None:
+    def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id], told: Condition) -> None:
         """out [objectives, b, k] += φ of b images that share their passes."""
         noises = torch.stack([self._noise_of(image) for image in ids]).to(clean.device)  # [b, KZ, C, H, W]
         if clean.dim() < noises.dim():
@@ -116,26 +122,31 @@ class Features:
         step = max(1, self.copies_at_once // len(clean))
         for start in range(0, len(self.timesteps), step):
             part = slice(start, start + step)
-            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], ids)
+            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], ids, told)
         finite = out.isfinite().all(2).all(0)
         if not finite.all():
             bad = int((~finite).nonzero()[0])
-            self._find_timestep(clean[bad : bad + 1], noises[bad : bad + 1], ids[bad])
+            own = {name: value[bad : bad + 1] for name, value in told.items()}
+            self._find_timestep(clean[bad : bad + 1], noises[bad : bad + 1], ids[bad], own)
 
     def _noise_of(self, image: Id) -> Tensor:
         if self._shared_noise is not None:
             return self._shared_noise
         return self.copies.noises(self.model.shape, image)
 
-    def _add_pass(self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[Id]) -> None:
+    def _add_pass(
+        self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[Id], told: Condition
+    ) -> None:
         """One forward pass over c copies of each of b images, and one backward pass for each objective.
 
-        `clean` and `noises` are [b, c, C, H, W].
+        `clean` and `noises` are [b, c, C, H, W], what is `told` [b, …].
         """
         images = len(noises)
         noise = noises.flatten(0, 1)  # [b·c, C, H, W], the copies of one image side by side
-        repeated = timesteps.repeat(images)
-        noisy = self.model.add_noise(clean.flatten(0, 1), noise, repeated)
+        steps = timesteps.repeat(images)
+        flat = clean.flatten(0, 1)
+        noisy, target = (mix(flat, noise, steps) for mix in (self.model.add_noise, self.model.target))
+        condition = repeated(told, len(timesteps))
         current = 0  # the objective whose backward pass is under way
 
         def receive(name: str, gradient: Tensor) -> None:
@@ -145,10 +156,10 @@ class Features:
 
         with self._receiving(images, receive):
             with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.autocast):
-                predicted = self.model.predict_noise(noisy, repeated).float()
+                predicted = self.model.predict_target(noisy, steps, condition).float()
             self._check_output(predicted, timesteps, ids)
-            weights = self.model.elbo_weights(repeated)
-            losses = [objective(predicted, noise, weights).sum() for objective in self.objectives]
+            weights = self.model.elbo_weights(steps)
+            losses = [objective(predicted, target, weights).sum() for objective in self.objectives]
             for current, loss in enumerate(losses):
                 last = current + 1 == len(losses)
                 (loss / len(self.timesteps)).backward(retain_graph=not last)
@@ -167,12 +178,12 @@ class Features:
                 f"the model's output is not finite for image {ids[image]} at timestep {int(timesteps[copy])}"
             )
 
-    def _find_timestep(self, clean: Tensor, noises: Tensor, image: Id) -> None:
+    def _find_timestep(self, clean: Tensor, noises: Tensor, image: Id, told: Condition) -> None:
         """Name the copy of one image whose gradient is not finite."""
         for index, timestep in enumerate(self.timesteps.tolist()):
             part = slice(index, index + 1)
             out = torch.zeros(len(self.objectives), 1, self.projection.dim, device=clean.device)
-            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], [image])
+            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], [image], told)
             if not out.isfinite().all():
                 raise NotFiniteError(f"the gradient of image {image} is not finite at timestep {timestep}")
         raise NotFiniteError(f"the gradient of image {image} overflows when its timesteps are added")

@@ -17,6 +17,7 @@ from torch import Tensor
 from dtrak.data import Images
 from dtrak.errors import UsageError
 from dtrak.models import DiffusionModel
+from dtrak.models.prompts import Condition
 from dtrak.noise import stable_hash
 from dtrak.sampling import BATCH, sample
 
@@ -32,6 +33,7 @@ class Journeys:
     pictures: Images
     steps: int = 50  # of DDIM
     step: int | None = None
+    guidance: float | None = None  # by the pictures' prompts, where they have some
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -51,12 +53,14 @@ class Journeys:
     @property
     def fingerprint(self) -> str:
         text = f"{self.model.fingerprint} {self.pictures.fingerprint} {self.steps} {self.step}"
+        if self._prompts is not None:
+            text += f" {self.guidance} {self._prompts}"
         return f"{stable_hash(text):016x}"
 
     @property
     def timesteps(self) -> tuple[int, ...]:
         """t of the steps that count, falling."""
-        every = tuple(self.model.ddim(self.steps).timesteps.tolist())
+        every = tuple(self.model.solver(self.steps).timesteps.tolist())
         if self.step is None:
             return every
         if self.step not in every:
@@ -68,13 +72,24 @@ class Journeys:
         """x̂_0 [B, timesteps, C, H, W]."""
         return self._estimates[list(rows)]
 
+    def condition(self, rows: Sequence[int] | NDArray[Any]) -> Condition:
+        """What the model is told about these pictures, each [B, …]."""
+        if self._prompts is None or self.model.prompts is None:
+            return {}
+        return self.model.prompts.embed([self._prompts[row] for row in rows])
+
+    @cached_property
+    def _prompts(self) -> list[str] | None:
+        return None if self.model.prompts is None else self.model.prompts.of(self.pictures)
+
     @cached_property
     def _estimates(self) -> Tensor:
         seeds = seeds_of(self.pictures)
         return torch.cat([self._draw(seeds[start : start + BATCH], start) for start in range(0, len(seeds), BATCH)])
 
     def _draw(self, seeds: list[int], first: int) -> Tensor:
-        drawn = sample(self.model, seeds, self.steps, trajectory=True)
+        prompts = None if self._prompts is None else self._prompts[first : first + len(seeds)]
+        drawn = sample(self.model, seeds, self.steps, trajectory=True, prompts=prompts, guidance=self.guidance)
         self._check_drawn(drawn.pictures.cpu(), seeds, first)
         assert drawn.estimates is not None
         counting = [index for index, t in enumerate(drawn.timesteps.tolist()) if t in self.timesteps]

@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from dtrak.backward import gradient_of_the_batch
 from dtrak.models import DiffusionModel
+from dtrak.models.prompts import Condition
+from dtrak.models.views import moved
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -26,12 +28,16 @@ def total_memory(device: torch.device) -> int:
     return machine if limit == "max" else min(machine, int(limit))
 
 
-def activation_bytes(model: DiffusionModel) -> int:
-    """What autograd keeps of one copy between the forward and the backward pass for all parameters."""
+def activation_bytes(model: DiffusionModel, condition: Condition | None = None) -> int:
+    """What autograd keeps of one copy between the forward and the backward pass, for what is trained of the model.
+
+    `condition` is what the model is told about one image, each [1, …].
+    """
     image = torch.zeros(1, *model.shape, device=model.device)
     timestep = torch.zeros(1, dtype=torch.long, device=model.device)
+    told = moved(condition or {}, model.device)
     with gradient_of_the_batch(model.network, set(model.parameters()), lambda name, gradient: None):
-        return kept_bytes(model.network, lambda: model.predict_noise(image, timestep))
+        return kept_bytes(model.network, lambda: model.predict_target(image, timestep, told))
 
 
 def kept_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:

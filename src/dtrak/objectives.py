@@ -1,7 +1,7 @@
 """The functions ℓ(ε_θ, ε) whose gradients describe an image: the seven of the paper, and the way between two of them.
 
-Each maps the predictions ε_θ [B, …], the noises ε [B, …] and the ELBO weights [B] of B noised copies to ℓ [B].
-Adding one is a function and a line in `OBJECTIVES`.
+Each maps the predictions ε_θ [B, …], the noises ε [B, …] and the ELBO weights [B] of B noised copies to ℓ [B]. For a
+flow, v_θ and v take the places of ε_θ and ε. Adding one is a function and a line in `OBJECTIVES`.
 """
 
 import re

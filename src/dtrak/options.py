@@ -88,6 +88,10 @@ Count = Annotated[
     int | None,
     typer.Option(metavar="N", parser=whole_number(1), help="How many pictures.", show_default="the recipe's, 60"),
 ]
+Prompt = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Of all pictures.", show_default="those of the training images, in turn"),
+]
 FirstSeed = Annotated[
     int | None,
     typer.Option(
@@ -130,6 +134,19 @@ ScoresFile = Annotated[
     ),
 ]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="A diffusers folder or a hub id.")]
+Lora = Annotated[
+    str | None,
+    typer.Option(metavar="LORA", help="With --model: LoRA weights for it, a folder, a .safetensors file or a hub id."),
+]
+PromptTemplate = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        metavar="TEMPLATE",
+        help="With --model: of images without a prompt of their own, such as 'a {label} painting'.",
+        show_default="their caption",
+    ),
+]
 Train = Annotated[str | None, typer.Option("--train", metavar="IMAGES", help="What the model was trained on.")]
 Size = Annotated[
     int | None,

@@ -16,7 +16,8 @@ from dtrak.encoders import DEFAULT_ENCODER, load_encoder
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.evaluation.comparison import CHOSEN, FEWEST, Comparison
-from dtrak.evaluation.counterfactual import Counterfactual, Question, evaluate_counterfactual
+from dtrak.evaluation.counterfactual import Counterfactual, evaluate_counterfactual
+from dtrak.evaluation.redrawing import Question
 from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
 from dtrak.evidence import Evidence
 from dtrak.featurizing import feature_settings
@@ -192,6 +193,8 @@ def _portable(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
 def _resources(run: Run) -> dict[str, Any]:
     """What a run has beside its model and images."""
     found: dict[str, Any] = {"ddim_steps": run.recipe.generation.steps}
+    if run.recipe.model.kind != "ddpm":
+        found |= {"guidance": run.recipe.generation.guidance, "latents": run.latents}
     if (run.folder / "checkpoints").exists():
         found["checkpoints"] = run.folder / "checkpoints"
     if (run.folder / BENCHMARK / "masks.npy").exists():  # written when it is complete

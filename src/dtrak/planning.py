@@ -15,8 +15,8 @@ import torch
 from dtrak.damping import Damping, partner_of
 from dtrak.data import load_images, read_ids
 from dtrak.errors import UsageError
-from dtrak.evaluation.counterfactual import COUNT, SHARE
 from dtrak.evaluation.outputs import PASS_BYTES
+from dtrak.evaluation.redrawing import COUNT, SHARE
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.evaluation.tables import Cell, Entry, Table
 from dtrak.gradients import MEMORY_SHARE

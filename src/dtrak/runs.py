@@ -2,7 +2,8 @@
 
 - recipe.yaml: the recipe as it was used; run.json: versions; subset.txt: ids, if not all images were used
 - model/: diffusers layout; checkpoints/: the same at evenly spaced steps of training
-- generated/: pictures by seed; features/: the stores; scores.npz, attribution.json: who made them, and how; report.html
+- generated/: pictures by seed; latents/: of images, for latent models; features/: the stores
+- scores.npz, attribution.json: who made them, and how; lds/, counterfactual/: how far to trust them; report.html
 
 `dtrak run RUN/recipe.yaml --out OTHER` makes it again.
 """
@@ -114,21 +115,37 @@ class Run:
             )
         from dtrak.models import load_model
 
-        return load_model(str(self.folder / "model"))
+        return load_model(str(self.folder / "model")).fitted_to(self.train_images.shape)
 
     def new_model(self) -> "DiffusionModel":
         """The recipe's model for the training images, with weights drawn from torch's global generator."""
-        from dtrak.models import ddpm
+        from dtrak.models import new_model
 
-        model = self.recipe.ddpm
-        return ddpm.new(model.unet, model.schedule.model_dump(), self.train_images.shape, self.recipe.name)
+        return new_model(self.recipe.model, self.train_images.shape, self.recipe.name)
+
+    @property
+    def latents(self) -> Path:
+        """Where what an autoencoder made of images is kept."""
+        return self.folder / "latents"
 
     def _check_recipe(self) -> None:
-        """Load the images and lay out the model, without weights."""
+        """Load the images and lay out the model, without weights where they would be new."""
         import torch
 
-        with torch.device("meta"):
-            self.new_model()
+        if self.recipe.model.kind == "ddpm":
+            with torch.device("meta"):
+                self.new_model()
+            return
+        from dtrak.models.prompts import fields_of
+
+        columns = self.train_images.columns
+        for name in fields_of(self.recipe.model.prompt):
+            if name not in columns:
+                raise UsageError(
+                    f"{self.recipe.name}: model.prompt {self.recipe.model.prompt!r} names the column {name!r}, but the "
+                    f"images of {self.recipe.data.train} have {', '.join(columns) or 'none'}"
+                )
+        self.new_model().check_fits(self.train_images.shape, self.recipe.data.train)
 
     def _check_same(self, ids: str | None) -> None:
         stored = Run.open(self.folder).recipe

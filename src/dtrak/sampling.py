@@ -1,4 +1,4 @@
-"""Draw pictures with DDIM: from x_T ~ N(0, I) down to x_0 in a few dozen steps, the same for the same seed.
+"""Draw pictures: from x_T ~ N(0, I) down to x_0 in a few dozen steps of DDIM, the same for the same seed.
 
 Each picture has a seed of its own, so that any one of them can be drawn again alone.
 """
@@ -8,13 +8,16 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtrak.errors import DtrakError
+from dtrak.errors import DtrakError, UsageError
 from dtrak.files import alone_in, clear_leftovers, replace_folder, write_bytes, write_text
 from dtrak.models import DiffusionModel
+from dtrak.models.prompts import Condition
+from dtrak.models.views import repeated
 from dtrak.noise import gaussian
 from dtrak.pictures import png
 from dtrak.progress import progress_bar
@@ -26,21 +29,37 @@ MADE_BY, METADATA = "made-by.json", "metadata.jsonl"
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    pictures: Tensor  # x_0 [B, C, H, W] in [−1, 1]
-    trajectory: Tensor | None  # x_t before each step, then x_0: [steps + 1, B, C, H, W]
+    pictures: Tensor  # [B, C, H, W] in [−1, 1]
+    trajectory: Tensor | None  # x_t before each step, then x_0: [steps + 1, B, C, H, W], latents of latent models
     estimates: Tensor | None  # x̂_0, what each step took x_t for: [steps, B, C, H, W]
     timesteps: Tensor  # t of each step [steps], falling
 
 
 @torch.no_grad()
-def sample(model: DiffusionModel, seeds: Sequence[int], steps: int = 50, trajectory: bool = False) -> Samples:
-    """One picture for each seed; with `trajectory`, every x_t and x̂_0 on the way as well."""
+def sample(
+    model: DiffusionModel,
+    seeds: Sequence[int],
+    steps: int = 50,
+    trajectory: bool = False,
+    prompts: Sequence[str] | None = None,
+    guidance: float | None = None,
+) -> Samples:
+    """One picture for each seed, and prompt; with `trajectory`, every x_t and x̂_0 on the way as well.
+
+    Guidance g follows the prompt c further than the model would by itself: ε_θ(x) + g (ε_θ(x, c) − ε_θ(x)).
+    """
     model.network.eval()
-    solver = model.ddim(steps)
+    solver = model.solver(steps)
     x = torch.stack([gaussian(model.shape, seed, "x_T") for seed in seeds]).to(model.device)
+    told, untold = _conditions(model, prompts or [""] * len(seeds), guidance)
     path, estimates = [x], []
     for t in solver.timesteps:
-        step = solver.step(model.predict(x, t.to(model.device).expand(len(x))), t, x)
+        timesteps = t.to(model.device).expand(len(x))
+        answer = model.predict(x, timesteps, told)
+        if untold is not None and guidance is not None:
+            without = model.predict(x, timesteps, untold)
+            answer = without + guidance * (answer - without)
+        step = solver.step(answer, t, x)
         x = step.prev_sample
         if not x.isfinite().all():
             bad = seeds[int((~x.isfinite()).flatten(1).any(1).nonzero()[0])]
@@ -49,11 +68,21 @@ def sample(model: DiffusionModel, seeds: Sequence[int], steps: int = 50, traject
             path.append(x)
             estimates.append(step.pred_original_sample)
     return Samples(
-        x.clamp(-1, 1),
+        model.decode(x),
         torch.stack(path) if trajectory else None,
         torch.stack(estimates) if trajectory else None,
         solver.timesteps,
     )
+
+
+def _conditions(
+    model: DiffusionModel, prompts: Sequence[str], guidance: float | None
+) -> tuple[Condition, Condition | None]:
+    """What the model is told with the prompts, and without, if that is wanted for guidance."""
+    if model.prompts is None:
+        return {}, None
+    told = model.prompts.embed(prompts)
+    return told, None if guidance in (None, 1.0) else repeated(model.prompts.embed([""]), len(prompts))
 
 
 def to_pixels(pictures: Tensor) -> Tensor:
@@ -61,18 +90,40 @@ def to_pixels(pictures: Tensor) -> Tensor:
     return ((pictures + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
 
 
-def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int) -> None:
+@dataclass(frozen=True)
+class Drawing:
+    """What a picture is drawn from."""
+
+    seed: int
+    prompt: str | None = None
+
+    @property
+    def file(self) -> str:
+        return f"seed-{self.seed:05d}.png"
+
+    def line(self) -> str:
+        """Of the metadata."""
+        about = {"file_name": self.file, "seed": self.seed} | ({} if self.prompt is None else {"prompt": self.prompt})
+        return json.dumps(about, ensure_ascii=False) + "\n"
+
+
+def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int, prompt: str | None = None) -> None:
     """Draw the pictures of the seeds `seed` … `seed + count − 1`; generated/ then holds these and no others.
 
-    They are gathered in a folder beside it, which outlives a kill and takes its place when complete. What the same
-    model has drawn before, in as many steps, is not drawn again.
+    Where the model takes prompts, they are all of `prompt`, or take turns with the prompts of the training images. They
+    are gathered in a folder beside it, which outlives a kill and takes its place when complete. What the same model has
+    drawn before, in as many steps, is not drawn again.
     """
-    made_by = json.dumps({"model": model.fingerprint, "steps": steps})
-    seeds = {f"seed-{one:05d}.png": one for one in range(seed, seed + count)}
-    metadata = "".join(json.dumps({"file_name": name, "seed": one}) + "\n" for name, one in seeds.items())
+    settings: dict[str, Any] = {"model": model.fingerprint, "steps": steps}
+    guidance = run.recipe.generation.guidance
+    if model.prompts is not None:
+        settings |= {"guidance": guidance, "prompt": prompt}
+    made_by = json.dumps(settings)
+    drawings = {one.file: one for one in _drawings(run, model, range(seed, seed + count), prompt)}
+    metadata = "".join(one.line() for one in drawings.values())
     finished, unfinished = run.folder / "generated", run.folder / "generated-unfinished"
     earlier = {path.name for path in finished.glob("*.png")} if _text(finished / MADE_BY) == made_by else set()
-    if earlier == seeds.keys() and _text(finished / METADATA) == metadata:
+    if earlier == drawings.keys() and _text(finished / METADATA) == metadata:
         return
     with alone_in(run.folder):
         clear_leftovers(run.folder, finished.name)
@@ -81,28 +132,40 @@ def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int)
             shutil.rmtree(unfinished, ignore_errors=True)
         write_text(unfinished / MADE_BY, made_by)
         for path in unfinished.glob("*.png"):
-            if path.name not in seeds:
+            if path.name not in drawings:
                 path.unlink()
-        for name in earlier & seeds.keys():
+        for name in earlier & drawings.keys():
             write_bytes(unfinished / name, (finished / name).read_bytes())
-        _draw_missing(model, seeds, steps, unfinished)
+        _draw_missing(model, list(drawings.values()), steps, guidance, unfinished)
         write_text(unfinished / METADATA, metadata)
         replace_folder(unfinished, finished)
 
 
-def _draw_missing(model: DiffusionModel, seeds: dict[str, int], steps: int, folder: Path) -> None:
-    """Draw those of the pictures `seeds`, by file name, that are not in the folder yet.
+def _drawings(run: Run, model: DiffusionModel, seeds: range, prompt: str | None) -> list[Drawing]:
+    if model.prompts is None:
+        if prompt is not None:
+            raise UsageError(f"prompt {prompt!r}: {model.source} takes no prompts")
+        return [Drawing(seed) for seed in seeds]
+    in_turn = [prompt] if prompt is not None else sorted(set(model.prompts.of(run.train_images)))
+    return [Drawing(seed, in_turn[seed % len(in_turn)]) for seed in seeds]
+
+
+def _draw_missing(
+    model: DiffusionModel, drawings: Sequence[Drawing], steps: int, guidance: float | None, folder: Path
+) -> None:
+    """Draw those of the pictures that are not in the folder yet.
 
     A batch that lacks one is drawn whole: in other company a picture would differ by rounding.
     """
-    batches = [list(seeds)[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
-    missing = [batch for batch in batches if not all((folder / name).exists() for name in batch)]
-    with progress_bar("generate", len(seeds), "pictures") as advance:
-        advance(len(seeds) - sum(map(len, missing)))
+    batches = [drawings[start : start + BATCH] for start in range(0, len(drawings), BATCH)]
+    missing = [batch for batch in batches if not all((folder / one.file).exists() for one in batch)]
+    with progress_bar("generate", len(drawings), "pictures") as advance:
+        advance(len(drawings) - sum(map(len, missing)))
         for batch in missing:
-            pixels = to_pixels(sample(model, [seeds[name] for name in batch], steps).pictures).numpy()
-            for name, picture in zip(batch, pixels, strict=True):
-                write_bytes(folder / name, png(picture))
+            prompts = [one.prompt or "" for one in batch]
+            drawn = sample(model, [one.seed for one in batch], steps, prompts=prompts, guidance=guidance)
+            for one, picture in zip(batch, to_pixels(drawn.pictures).numpy(), strict=True):
+                write_bytes(folder / one.file, png(picture))
             advance(len(batch))
 
 

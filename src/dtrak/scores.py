@@ -1,7 +1,7 @@
 """What a method returns: a score for every training image and every query. Positive = proponent, one sign everywhere.
 
 On disk, an .npz with `values`, `train_ids` and `query_ids`; the training images' columns lie beside them as
-`train_column.NAME`, so that credit can be summed long after.
+`train_column.NAME`, so that credit can be summed long after, and so does `self_influence` where a method has it.
 """
 
 import io
@@ -53,6 +53,7 @@ class Scores:
     query_ids: NDArray[Any]
     method: str
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of the training images, each [N]
+    self_influence: NDArray[np.float32] | None = None  # [N], of the kernel: τ(x^n)_n, from 0 to 1
 
     def top(self, count: int = 5) -> list[list[Match]]:
         """For each query, the `count` strongest proponents, the strongest first."""
@@ -64,11 +65,12 @@ class Scores:
 
     def _ranked(self, keys: NDArray[np.float32], count: int) -> list[list[Match]]:
         order = np.argsort(keys, axis=1, kind="stable")[:, :count]
-        return [[self._match(query, int(n)) for n in row] for query, row in enumerate(order)]
+        return [[self.match(int(n), float(self.values[query, n])) for n in row] for query, row in enumerate(order)]
 
-    def _match(self, query: int, n: int) -> Match:
+    def match(self, n: int, score: float) -> Match:
+        """The training image at place n, with a score."""
         columns = {name: values[n : n + 1].tolist()[0] for name, values in self.columns.items()}
-        return Match(self.train_ids[n].item(), float(self.values[query, n]), n, columns)
+        return Match(self.train_ids[n].item(), score, n, columns)
 
     def credit(self, by: str, resamples: int = 1000) -> list[Credit]:
         """Each group's share of the positive scores, the largest first.
@@ -76,11 +78,7 @@ class Scores:
         share_g = mean over queries of Σ_{n in g} max(τ_n, 0) / Σ_n max(τ_n, 0); the interval is that of a bootstrap
         over queries. Groups are the values of the column `by`.
         """
-        groups, membership = np.unique(self._groups(by), return_inverse=True)
-        positive = self.values.clip(min=0).astype(np.float64)
-        sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)  # [Q, G]
-        totals = sums.sum(1, keepdims=True)
-        shares = np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
+        groups, shares = self.shares(by)
         queries = len(shares)
         drawn = stream("credit").multinomial(queries, np.full(queries, 1 / queries), size=resamples)  # [R, Q]
         low, high = np.percentile(drawn @ shares / queries, [2.5, 97.5], axis=0)
@@ -90,7 +88,16 @@ class Scores:
             for g in np.argsort(-share, kind="stable")
         ]
 
-    def _groups(self, by: str) -> NDArray[Any]:
+    def shares(self, by: str) -> tuple[NDArray[Any], NDArray[np.float64]]:
+        """The groups [G] that the column `by` has, and their shares of each query's positive scores [Q, G]."""
+        groups, membership = np.unique(self.groups(by), return_inverse=True)
+        positive = self.values.clip(min=0).astype(np.float64)
+        sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)
+        totals = sums.sum(1, keepdims=True)
+        return groups, np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
+
+    def groups(self, by: str) -> NDArray[Any]:
+        """The group of each training image [N]: its value in the column `by`."""
         if by not in self.columns:
             known = ", ".join(self.columns) or "none"
             raise UsageError(f"the training images have no column {by!r}: there is {known}")
@@ -155,6 +162,10 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
         "methods": np.array([one.method for one in every]),
     }
     arrays |= {COLUMN + name: _plain(values) for name, values in first.columns.items()}
+    if any(one.self_influence is not None for one in every):
+        unknown = np.full(len(first.train_ids), np.nan, dtype=np.float32)
+        rows = [unknown if one.self_influence is None else one.self_influence for one in every]
+        arrays["self_influence"] = rows[0] if len(every) == 1 else np.stack(rows)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     write_bytes(Path(path), buffer.getvalue())
@@ -168,9 +179,11 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
         values = arrays["values"].reshape(-1, *arrays["values"].shape[-2:])
         methods = arrays["methods"].tolist() if "methods" in arrays else ["scores"]
         columns = {name.removeprefix(COLUMN): value for name, value in arrays.items() if name.startswith(COLUMN)}
+        rows = arrays.get("self_influence", np.full((len(methods), values.shape[-1]), np.nan))
+        on_itself = [None if np.isnan(row).all() else row for row in rows.reshape(len(methods), -1)]
         return {
-            method: Scores(of_method, arrays["train_ids"], arrays["query_ids"], method, columns)
-            for method, of_method in zip(methods, values, strict=True)
+            method: Scores(of_method, arrays["train_ids"], arrays["query_ids"], method, columns, own)
+            for method, of_method, own in zip(methods, values, on_itself, strict=True)
         }
     except FileNotFoundError:
         raise UsageError(f"no scores at {path}") from None

@@ -1,4 +1,4 @@
-"""Train a DDPM: minimise E ‖target − network(x_t, t)‖² over images, timesteps and noises.
+"""Train a model, or a LoRA on top of one: minimise E ‖target − network(x_t, t)‖² over images, timesteps and noises.
 
 What happens at a step depends on (seed, step) alone, so the weights and the optimiser's state are all there is to
 remember: a run that is killed goes on from its last state and ends with the same weights, bit for bit.
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -20,7 +21,8 @@ from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError
 from dtrak.files import alone_in, clear_leftovers, write_bytes
 from dtrak.memory import activation_bytes
-from dtrak.models import DiffusionModel, ddpm
+from dtrak.models import DiffusionModel, View, new_model, save_model
+from dtrak.models.views import moved
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
 from dtrak.recipes import Recipe, Training
@@ -46,10 +48,12 @@ def _train(run: Run, device: str) -> None:
     clear_leftovers(run.folder, "model")
     clear_leftovers(checkpoints)
     torch.manual_seed(run.recipe.training.seed)
-    trainer = Trainer(run.new_model().to(device), run.train_images, run.recipe.training)
+    model = run.new_model().to(device)
+    view = model.view(run.train_images, run.latents, mirrored=run.recipe.training.flip)
+    trainer = Trainer(model, view, run.recipe.training)
     trainer.load(state)
     saved = time.monotonic()
-    per_image = activation_bytes(trainer.model)
+    per_image = activation_bytes(model, view.condition([0]))
     pass_bytes = per_image * run.recipe.training.batch_size
     with reproducible(), threads_for(pass_bytes), progress_bar("train", trainer.steps, "steps") as advance:
         advance(trainer.step)
@@ -58,18 +62,18 @@ def _train(run: Run, device: str) -> None:
             advance(1)
             at_checkpoint = trainer.step in trainer.checkpoint_steps
             if at_checkpoint:
-                ddpm.save(trainer.model, checkpoints / f"step-{trainer.step:06d}")
+                save_model(trainer.model, checkpoints / f"step-{trainer.step:06d}")
             if at_checkpoint or time.monotonic() - saved > SECONDS_BETWEEN_STATES:
                 trainer.save(state)
                 saved = time.monotonic()
-    ddpm.save(trainer.model, run.folder / "model")
+    save_model(trainer.model, run.folder / "model")
 
 
-def train_in_memory(recipe: Recipe, images: Images, device: str) -> DiffusionModel:
+def train_in_memory(recipe: Recipe, images: Images | View, device: str) -> DiffusionModel:
     """The recipe's model as `train` trains it, on these images instead of the recipe's; nothing is written."""
     torch.manual_seed(recipe.training.seed)
-    model = ddpm.new(recipe.ddpm.unet, recipe.ddpm.schedule.model_dump(), images.shape, recipe.name)
-    trainer = Trainer(model.to(device), images, recipe.training)
+    shape = images.shape if isinstance(images, Images) else images.images.shape
+    trainer = Trainer(new_model(recipe.model, shape, recipe.name).to(device), images, recipe.training)
     with reproducible():
         while trainer.step < trainer.steps:
             trainer.take_step()
@@ -79,18 +83,19 @@ def train_in_memory(recipe: Recipe, images: Images, device: str) -> DiffusionMod
 class Trainer:
     """A model and its optimiser at some step of their way."""
 
-    def __init__(self, model: DiffusionModel, images: Images, settings: Training) -> None:
+    def __init__(self, model: DiffusionModel, images: Images | View, settings: Training) -> None:
         self.model = model
-        self.images = images
+        self.view = model.view(images, mirrored=settings.flip) if isinstance(images, Images) else images
         self.settings = settings
         self.step = 0
-        self.steps_per_epoch = math.ceil(len(images) / settings.batch_size)
+        self.steps_per_epoch = math.ceil(len(self.view) / settings.batch_size)
         self.steps = settings.epochs * self.steps_per_epoch
         self.checkpoint_steps = {
             round(self.steps * (index + 1) / settings.checkpoints) for index in range(settings.checkpoints)
         }
+        self.parameters = list(model.parameters().values())
         self.optimizer = torch.optim.AdamW(
-            model.network.parameters(),
+            self.parameters,
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -100,17 +105,19 @@ class Trainer:
     def take_step(self) -> None:
         settings, model = self.settings, self.model
         random = stream(settings.seed, "training", self.step)
-        clean = self.batch(random).to(model.device)
+        rows = self.batch()
+        clean = self.view.drawn(rows, random, settings.flip).to(model.device)
         noise = torch.from_numpy(random.standard_normal(clean.shape, dtype="float32")).to(model.device)
         timesteps = torch.from_numpy(random.integers(model.timesteps, size=len(clean))).to(model.device)
         torch.manual_seed(int(random.integers(2**62)))  # for dropout
         model.network.train()
-        predicted = model.predict(model.add_noise(clean, noise, timesteps), timesteps)
+        told = moved(self.view.condition(rows), model.device)
+        predicted = model.predict(model.add_noise(clean, noise, timesteps), timesteps, told)
         loss = F.mse_loss(predicted, model.training_target(clean, noise, timesteps))
         if not loss.isfinite():
             raise DtrakError(f"training diverged: the loss is {loss.item()} at step {self.step}; lower learning_rate")
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.network.parameters(), settings.gradient_clip)
+        torch.nn.utils.clip_grad_norm_(self.parameters, settings.gradient_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * warmup_and_cosine(self.step / self.steps, settings.warmup)
         self.optimizer.step()
@@ -118,19 +125,15 @@ class Trainer:
         model.network.eval()
         self.step += 1
 
-    def batch(self, random: np.random.Generator) -> Tensor:
-        """The images of this step, [B, C, H, W]: every epoch is a new order of all of them, some flipped if wanted."""
+    def batch(self) -> NDArray[np.int64]:
+        """The rows of this step [B]: every epoch is a new order of all of them."""
         epoch, place = divmod(self.step, self.steps_per_epoch)
-        order = stream(self.settings.seed, "epoch", epoch).permutation(len(self.images))
-        clean = self.images.tensor(order[place * self.settings.batch_size :][: self.settings.batch_size])
-        if self.settings.flip:
-            flipped = torch.from_numpy(random.random(len(clean)) < 0.5)
-            clean[flipped] = clean[flipped].flip(-1)
-        return clean
+        order = stream(self.settings.seed, "epoch", epoch).permutation(len(self.view))
+        return order[place * self.settings.batch_size :][: self.settings.batch_size]
 
     def save(self, path: Path) -> None:
         """Write weights, the optimiser's moments and the step, as one safetensors file."""
-        tensors = {f"weights/{name}": value for name, value in self.model.network.state_dict().items()}
+        tensors = {f"weights/{name}": value for name, value in self.model.trained_weights.items()}
         for index, moments in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{name}": value for name, value in moments.items()}
         write_bytes(path, save({name: value.cpu() for name, value in tensors.items()}, {"step": str(self.step)}))
@@ -144,7 +147,7 @@ class Trainer:
         except (FileNotFoundError, SafetensorError):
             return
         weights = {name.removeprefix("weights/"): v for name, v in tensors.items() if name.startswith("weights/")}
-        self.model.network.load_state_dict(weights)
+        self.model.load_trained_weights(weights)
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             if name.startswith("optimizer/"):

@@ -222,7 +222,7 @@ def _relative(evidence: Evidence, method: Method, dampings: Sequence[Damping]) -
 
 def _told(resources: Resources) -> dict[str, Any]:
     """What methods took beside the model and the images, in words that mean the same elsewhere."""
-    return {name: value for name, value in asdict(resources).items() if isinstance(value, int | str)}
+    return {name: value for name, value in asdict(resources).items() if isinstance(value, int | float | str)}
 
 
 def _learns_from_retrained(method: Method) -> bool:

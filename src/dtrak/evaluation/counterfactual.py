@@ -5,17 +5,15 @@ draws again from the query's seed. For the original x and the counterfactual pic
 
     ℓ2 = ‖x − x′‖₂ over pixels in [−1, 1],        cosine = e(x)·e(x′) / (‖e(x)‖ ‖e(x′)‖) of an encoder's embeddings e
 
-The further apart they are, the better the method has found what the picture came from. At a timestep t of the
+Latent models' ℓ2 is that of the pictures' latents. The further apart they are, the better the method has found what
+the picture came from. At a timestep t of the
 trajectory, x and x′ are what the two models take their own x_t for: x̂_0(x_t).
 
-Queries, methods and steps that remove the same images share one retraining. Each is kept in jobs/ as it finishes, whole
-or not at all, under a name that says what was trained and drawn: no question pays for it twice.
+Queries, methods and steps that remove the same images share one retraining (`redrawing.py`).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -26,44 +24,15 @@ from numpy.typing import NDArray
 from dtrak.data import Images
 from dtrak.encoders import BATCH_SIZE, Encoder
 from dtrak.engines import Engine
-from dtrak.errors import DtrakError, UsageError
-from dtrak.evaluation.jobs import Arrays, Job, Retraining, read_whole, retrained, threads_per_job
+from dtrak.evaluation.redrawing import Drawn, Question, Step, draw_again, draw_without
 from dtrak.evaluation.tables import Cell, Entry, Table
 from dtrak.files import alone_in, as_npz, clear_leftovers, write_bytes, write_json
-from dtrak.journeys import SEED, Journeys, not_as_drawn, seeds_of
-from dtrak.models import DiffusionModel
-from dtrak.runs import Run, versions
-from dtrak.sampling import BATCH, sample, to_pixels
-
-COUNT = 60  # queries, unless the user says otherwise
-SHARE = 1 / 5  # of the training images, removed for each
+from dtrak.journeys import SEED
+from dtrak.runs import versions
+from dtrak.sampling import to_pixels
 
 Floats = NDArray[np.float64]
 Pixels = NDArray[np.uint8]
-Step = int | None  # a timestep of the trajectory; None is its end, the finished picture
-
-
-@dataclass(frozen=True, eq=False)
-class Question:
-    """Which pictures are asked about, when on their way, and how many images are removed for each."""
-
-    run: Run
-    model: DiffusionModel
-    queries: Images
-    remove: int
-    steps: tuple[Step, ...]
-
-    @property
-    def seeds(self) -> list[int]:
-        return seeds_of(self.queries)
-
-    @property
-    def ddim_steps(self) -> int:
-        return self.run.recipe.generation.steps
-
-    @property
-    def folder(self) -> Path:
-        return self.run.folder / "counterfactual"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,37 +65,6 @@ class Counterfactual:
         }
 
 
-def ask(
-    run: Run, device: str, count: int | None = None, remove: int | None = None, steps: Sequence[int] = ()
-) -> Question:
-    """The question about a run's first generated pictures; refuses one that cannot be answered.
-
-    How many pictures, and how many images are removed for each, is as the run's recipe says if not given.
-    """
-    model = run.model().to(device)
-    usual = run.recipe.evaluation
-    folder, train = run.folder / "generated", run.train_images
-    if not folder.exists():
-        raise UsageError(f"{run.folder} has no generated pictures yet: `dtrak generate {run.folder}` draws them")
-    queries = run.query_images(str(folder))
-    if SEED not in queries.columns:
-        raise UsageError(f"{folder} does not say from which seeds it was drawn: `dtrak generate {run.folder}` does")
-    if count is not None and not 1 <= count <= len(queries):
-        raise UsageError(
-            f"count {count}: {folder} holds {len(queries)} pictures (`dtrak generate {run.folder} --count {count}`)"
-        )
-    if remove is None:
-        remove = usual.remove or max(1, round(SHARE * len(train)))
-    if not 1 <= remove < len(train):
-        raise UsageError(
-            f"remove {remove}: at least one of the {len(train)} images of {train.source} must go, and one must stay"
-        )
-    for step in steps:
-        _ = Journeys(model, queries, run.recipe.generation.steps, step).timesteps
-    chosen = queries.first(usual.pictures or COUNT if count is None else count)
-    return Question(run, model, chosen, remove, tuple(dict.fromkeys(steps)) or (None,))
-
-
 def evaluate_counterfactual(
     question: Question,
     scores: Mapping[Step, Mapping[str, NDArray[np.float32]]],
@@ -141,10 +79,10 @@ def evaluate_counterfactual(
     asked = [(step, method) for step, by_method in scores.items() for method in by_method]
     removed = np.stack([highest(scores[step][method], question.remove) for step, method in asked])  # [L, Q, N]
     sets, which = unique_sets(removed)
-    originals = _originals(question)
+    originals = draw_again(question)
     with alone_in(question.folder):
         clear_leftovers(question.folder / "jobs")
-        drawn = _retrain(question, sets, which, [step for step, _ in asked], engine)
+        drawn = draw_without(question, sets, which, [step for step, _ in asked], engine)
         results = []
         for step in scores:
             rows = [index for index, (one, _) in enumerate(asked) if one == step]
@@ -153,6 +91,7 @@ def evaluate_counterfactual(
                 "train": len(question.run.train_images),
                 "removed": question.remove,
                 "retrainings": len(np.unique(which[rows])),
+                "distances": "pixels in [−1, 1]" if question.model.autoencoder is None else "latents",
                 "encoder": encoder.name,
                 "ddim_steps": question.ddim_steps,
                 "scores": dict(made_by),
@@ -160,22 +99,20 @@ def evaluate_counterfactual(
                 "versions": versions(),
             }
             effects = compare(originals[step], pictures, encoder)
-            found = Counterfactual(step, question.queries, _pixels(originals[step]), effects, settings)
+            found = Counterfactual(step, question.queries, _pixels(originals[step].pictures), effects, settings)
             keep(found, folder_of(question, step))
             results.append(found)
     return results
 
 
-def compare(
-    originals: NDArray[np.float32], pictures: Mapping[str, NDArray[np.float32]], encoder: Encoder
-) -> list[Effect]:
-    """How far each method's pictures [Q, C, H, W] are from the originals."""
-    vectors = embeddings(encoder, _pixels(originals))
+def compare(originals: Drawn, drawn: Mapping[str, Drawn], encoder: Encoder) -> list[Effect]:
+    """How far each method's pictures are from the originals."""
+    vectors = embeddings(encoder, _pixels(originals.pictures))
     effects = []
-    for method, of_method in pictures.items():
-        pixels = _pixels(of_method)
+    for method, of_method in drawn.items():
+        pixels = _pixels(of_method.pictures)
         cosine = cosines(vectors, embeddings(encoder, pixels))
-        effects.append(Effect(method, pixels, l2_distances(originals, of_method), cosine))
+        effects.append(Effect(method, pixels, l2_distances(originals.places, of_method.places), cosine))
     return effects
 
 
@@ -194,7 +131,7 @@ def unique_sets(removed: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[
 
 
 def l2_distances(pictures: NDArray[np.float32], others: NDArray[np.float32]) -> Floats:
-    """‖x − x′‖₂ [Q] of pictures [Q, C, H, W] and as many others."""
+    """‖x − x′‖₂ [Q] of pictures or latents [Q, C, H, W] and as many others."""
     differences = pictures.astype(np.float64) - others
     distances: Floats = np.linalg.norm(differences.reshape(len(differences), -1), axis=1)
     return distances
@@ -229,7 +166,7 @@ def table(results: Sequence[Counterfactual]) -> Table:
     notes = [
         f"Medians and quartiles over {len(results[0].queries)} pictures, between the original and what a model draws "
         f"that was trained without the {made_by['removed']:,} highest-scoring of {made_by['train']:,} images. "
-        f"ℓ2: of pixels in [−1, 1]. cos: of {made_by['encoder']}. The further apart, the better the scores."
+        f"ℓ2: of {made_by['distances']}. cos: of {made_by['encoder']}. The further apart, the better the scores."
     ]
     if at_steps:
         notes[0] += " t: the timestep at which the models' estimates of the picture are compared."
@@ -266,83 +203,6 @@ def keep(result: Counterfactual, folder: Path) -> None:
     captions = [f"seed {seed}" for seed in result.queries.columns[SEED]]
     save_figure(side_by_side(pictures, captions), folder / "pictures.png")
     write_json(folder / "counterfactual.json", result.json())
-
-
-def _originals(question: Question) -> dict[Step, NDArray[np.float32]]:
-    """What the run's model draws from the queries' seeds, at each step: [Q, C, H, W]."""
-    seeds, batches = question.seeds, []
-    for start in range(0, len(seeds), BATCH):
-        drawn = sample(question.model, seeds[start : start + BATCH], question.ddim_steps, trajectory=True)
-        assert drawn.estimates is not None
-        arrays = {"pictures": drawn.pictures.cpu().numpy(), "estimates": drawn.estimates.cpu().numpy()}
-        batches.append({step: _at(question, arrays, step) for step in {*question.steps, None}})
-    originals = {step: np.concatenate([batch[step] for batch in batches]) for step in batches[0]}
-    _check_drawn(question, originals[None])
-    return originals
-
-
-def _check_drawn(question: Question, originals: NDArray[np.float32]) -> None:
-    """Refuse scores of other pictures than those that are drawn."""
-    row = not_as_drawn(question.queries, torch.from_numpy(originals))
-    if row is not None:
-        raise UsageError(
-            f"{question.queries.ids[row]} of {question.queries.source} is not what {question.model.source} draws "
-            f"from seed {question.seeds[row]}: `dtrak generate {question.run.folder}` draws it again"
-        )
-
-
-def _retrain(
-    question: Question, sets: NDArray[np.bool_], which: NDArray[np.int64], steps: Sequence[Step], engine: Engine
-) -> NDArray[np.float32]:
-    """What models draw that were trained without the sets [M, N]: the pictures [L, Q, C, H, W] of `which` [L, Q]."""
-    run, seeds = question.run, np.array(question.seeds)
-    jobs = [Job(m, draw=(*seeds[(which == m).any(0)].tolist(),), trajectory=True) for m in range(len(sets))]
-    paths = {job: question.folder / "jobs" / f"{_name(question, sets[job.subset], job)}.npz" for job in jobs}
-    missing = [job for job in jobs if _finished(question, job, paths[job]) is None]
-    if missing:
-        context = Retraining(run.recipe, run.train_images.in_memory(), ~sets, device=str(question.model.device))
-        threads = threads_per_job(run.recipe, run.train_images.shape)
-        for job, arrays in retrained(context, missing, engine, threads, len(jobs) - len(missing)):
-            write_bytes(paths[job], as_npz(arrays))
-    drawn = np.empty((*which.shape, *question.model.shape), dtype=np.float32)
-    for job in jobs:
-        found = _finished(question, job, paths[job])
-        if found is None:
-            raise DtrakError(f"{paths[job]} is gone or damaged: run the command again")
-        for row, query in np.argwhere(which == job.subset):
-            drawn[row, query] = _at(question, found, steps[row])[job.draw.index(seeds[query])]
-    return drawn
-
-
-def _name(question: Question, removed: NDArray[np.bool_], job: Job) -> str:
-    """16 hexadecimal digits over all that the job's pictures depend on."""
-    recipe = question.run.recipe
-    parts = [
-        recipe.model.model_dump(mode="json"),
-        recipe.training.model_dump(mode="json"),
-        question.run.train_images.fingerprint,
-        question.ddim_steps,
-        job.seed,
-        job.draw,
-    ]
-    digest = blake2b(json.dumps(parts).encode(), digest_size=8)
-    digest.update(np.packbits(removed).tobytes())
-    return digest.hexdigest()
-
-
-def _finished(question: Question, job: Job, path: Path) -> Arrays | None:
-    """What a finished job has left; None if it is not there whole."""
-    shape = (len(job.draw), *question.model.shape)
-    return read_whole(path, {"pictures": shape, "estimates": (question.ddim_steps, *shape)})
-
-
-def _at(question: Question, arrays: Arrays, step: Step) -> NDArray[np.float32]:
-    """The pictures at a step, [B, C, H, W] in [−1, 1], from what a job gives."""
-    if step is None:
-        return arrays["pictures"]
-    timesteps = question.model.ddim(question.ddim_steps).timesteps.tolist()
-    estimates: NDArray[np.float32] = arrays["estimates"][timesteps.index(step)].clip(-1, 1)
-    return estimates
 
 
 def _pixels(pictures: NDArray[np.float32]) -> Pixels:

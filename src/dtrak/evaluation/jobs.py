@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dtrak.data import Images
 from dtrak.engines import Engine, cores
 from dtrak.evaluation.outputs import model_outputs
 from dtrak.memory import activation_bytes, total_memory
-from dtrak.models import DiffusionModel, ddpm
+from dtrak.models import DiffusionModel, View, new_model
+from dtrak.models.prompts import Condition
 from dtrak.progress import progress_bar, say
 from dtrak.recipes import Recipe
 from dtrak.sampling import sample
@@ -45,9 +45,9 @@ class Retraining:
     """What all jobs have in common."""
 
     recipe: Recipe
-    images: Images  # N, in memory
+    images: View  # N, in memory
     masks: NDArray[np.bool_]  # [M, N], the subsets
-    queries: Mapping[str, Images] = field(default_factory=dict)  # in memory, too
+    queries: Mapping[str, View] = field(default_factory=dict)  # in memory, too
     outputs: Outputs = Outputs(())
     keep_weights: bool = False
     device: str = "cpu"
@@ -58,6 +58,7 @@ class Job:
     subset: int  # which of the masks
     seed: int = 0  # added to the recipe's training seed
     draw: tuple[int, ...] = ()  # seeds of pictures to generate
+    prompts: tuple[str, ...] = ()  # of these, where the model takes some
     trajectory: bool = False  # whether what they were taken for on the way is wanted as well
 
     def __str__(self) -> str:
@@ -70,8 +71,8 @@ def retrain(context: Retraining, job: Job) -> Arrays:
     - "seconds", [], that the training took
     - "outputs/NAME", float64 [objectives, Q], of each set of queries
     - "pictures", float32 [B, C, H, W] in [−1, 1], drawn from the job's seeds
-    - "estimates", float32 [steps, B, C, H, W], what each step of DDIM took them for: x̂_0
-    - "weights/NAME", each of the network's
+    - "estimates", float32 [steps, B, C, H, W], what each step of DDIM took them for: x̂_0, in the denoised space
+    - "weights/NAME", each of those that were trained
     """
     recipe = with_training_seed(context.recipe, context.recipe.training.seed + job.seed)
     started = time.perf_counter()
@@ -83,13 +84,13 @@ def retrain(context: Retraining, job: Job) -> Arrays:
         for name, images in context.queries.items()
     }
     if job.draw:
-        drawn = sample(model, job.draw, recipe.generation.steps, job.trajectory)
+        steps, guidance = recipe.generation.steps, recipe.generation.guidance
+        drawn = sample(model, job.draw, steps, job.trajectory, job.prompts or None, guidance)
         arrays["pictures"] = drawn.pictures.cpu().numpy()
         if drawn.estimates is not None:
             arrays["estimates"] = drawn.estimates.cpu().numpy()
     if context.keep_weights:
-        state = model.network.state_dict()
-        arrays |= {f"weights/{name}": value.cpu().numpy() for name, value in state.items()}
+        arrays |= {f"weights/{name}": value.cpu().numpy() for name, value in model.trained_weights.items()}
     return arrays
 
 
@@ -124,10 +125,10 @@ def read_whole(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Arrays | No
 def model_of(context: Retraining, arrays: Arrays) -> DiffusionModel:
     """The model whose weights a job has kept."""
     recipe = context.recipe
-    model = ddpm.new(recipe.ddpm.unet, recipe.ddpm.schedule.model_dump(), context.images.shape, recipe.name)
+    model = new_model(recipe.model, context.images.images.shape, recipe.name)
     prefix = "weights/"
     weights = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-    model.network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    model.load_trained_weights({name: torch.from_numpy(array) for name, array in weights.items()})
     return model
 
 
@@ -135,11 +136,14 @@ def with_training_seed(recipe: Recipe, seed: int) -> Recipe:
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"seed": seed})})
 
 
-def threads_per_job(recipe: Recipe, shape: tuple[int, int, int]) -> int:
-    """One, unless so many models as there are cores would not fit into memory: then fewer, with more threads each."""
-    model = ddpm.new(recipe.ddpm.unet, recipe.ddpm.schedule.model_dump(), shape, recipe.name)
+def threads_per_job(recipe: Recipe, model: DiffusionModel, told: Condition) -> int:
+    """One, unless so many models as there are cores would not fit into memory: then fewer, with more threads each.
+
+    `model` is one as the recipe makes it, `told` what it is told about one image.
+    """
     weights = sum(value.nbytes for value in model.network.parameters())
-    activations = activation_bytes(model) * recipe.training.batch_size
-    job_bytes = PROCESS_BYTES + activations + 4 * weights  # with their gradients and the optimiser's two moments
+    trained = sum(value.nbytes for value in model.parameters().values())
+    activations = activation_bytes(model, told) * recipe.training.batch_size
+    job_bytes = PROCESS_BYTES + activations + weights + 3 * trained  # gradients and the optimiser's two moments
     fitting = int(MEMORY_SHARE * total_memory(torch.device("cpu")) / job_bytes)
     return max(1, cores() // max(1, min(cores(), fitting)))

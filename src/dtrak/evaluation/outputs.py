@@ -17,7 +17,8 @@ from dtrak.data import Images
 from dtrak.devices import reproducible
 from dtrak.errors import DtrakError
 from dtrak.memory import activation_bytes
-from dtrak.models import DiffusionModel
+from dtrak.models import DiffusionModel, View
+from dtrak.models.views import moved
 from dtrak.noise import gaussian
 from dtrak.objectives import OBJECTIVES
 
@@ -27,20 +28,20 @@ PASS_BYTES = 32 << 20
 
 @torch.no_grad()
 def model_outputs(
-    model: DiffusionModel, images: Images, timesteps: Sequence[int], noises: int = 3, seed: int = 0
+    model: DiffusionModel, images: Images | View, timesteps: Sequence[int], noises: int = 3, seed: int = 0
 ) -> NDArray[np.float64]:
     """[objectives, Q] in the order of `OBJECTIVES`, for Q images."""
     model.network.eval()
-    model.check_fits(images.shape, images.source)
+    view = model.view(images) if isinstance(images, Images) else images
     copies = [(timestep, draw) for timestep in timesteps for draw in range(noises)]
-    clean = images.tensor(range(len(images))).to(model.device)
+    clean = view.tensor(range(len(view))).to(model.device)
     sums = torch.zeros(len(OBJECTIVES), len(images), dtype=torch.float64)
-    size = max(1, PASS_BYTES // activation_bytes(model))
+    size = max(1, PASS_BYTES // activation_bytes(model, view.condition([0])))
     with reproducible():
         for start in range(0, len(copies) * len(images), size):
             pairs = torch.arange(start, min(start + size, len(copies) * len(images)))
             used, rows = pairs // len(images), pairs % len(images)  # every image with one copy, then with the next
-            values = _values(model, clean, rows, copies, used, seed)
+            values = _values(model, view, clean, rows, copies, used, seed)
             bad = ~values.isfinite().all(0)
             if bad.any():
                 first = int(bad.nonzero()[0])
@@ -53,14 +54,26 @@ def model_outputs(
 
 
 def _values(
-    model: DiffusionModel, clean: Tensor, rows: Tensor, copies: list[tuple[int, int]], used: Tensor, seed: int
+    model: DiffusionModel,
+    view: View,
+    clean: Tensor,
+    rows: Tensor,
+    copies: list[tuple[int, int]],
+    used: Tensor,
+    seed: int,
 ) -> Tensor:
-    """ℓ of the images `rows` [B] noised as the copies `used` [B] say, float64 [objectives, B]."""
+    """ℓ of the images `rows` [B] noised as the copies `used` [B] say, float64 [objectives, B].
+
+    `clean` is all of the view, on the model's device.
+    """
     first = int(used[0])
-    own = copies[first : int(used[-1]) + 1]
-    noise = torch.stack([gaussian(model.shape, seed, "output", timestep, draw) for timestep, draw in own])
+    noised = copies[first : int(used[-1]) + 1]
+    noise = torch.stack([gaussian(model.shape, seed, "output", timestep, draw) for timestep, draw in noised])
     noise = noise[used - first].to(clean.device)
-    timesteps = torch.tensor([timestep for timestep, _ in own])[used - first].to(clean.device)
-    predicted = model.predict_noise(model.add_noise(clean[rows], noise, timesteps), timesteps)
+    timesteps = torch.tensor([timestep for timestep, _ in noised])[used - first].to(clean.device)
+    own = clean[rows]
+    told = moved(view.condition(rows.tolist()), clean.device)
+    predicted = model.predict_target(model.add_noise(own, noise, timesteps), timesteps, told)
+    target = model.target(own, noise, timesteps)
     weights = model.elbo_weights(timesteps)
-    return torch.stack([objective(predicted, noise, weights) for objective in OBJECTIVES.values()]).double().cpu()
+    return torch.stack([objective(predicted, target, weights) for objective in OBJECTIVES.values()]).double().cpu()

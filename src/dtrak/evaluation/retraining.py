@@ -26,7 +26,8 @@ from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, model_of, re
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.files import alone_in, as_npy, as_npz, clear_leftovers, whole_folder, write_bytes, write_json, write_text
 from dtrak.journeys import SEED
-from dtrak.models import ddpm
+from dtrak.models import View, save_model
+from dtrak.models.prompts import PROMPT
 from dtrak.objectives import OBJECTIVES
 from dtrak.recipes import Evaluation
 from dtrak.runs import Run, versions
@@ -80,18 +81,19 @@ def make_benchmark(
     """
     for name in queries:
         choose("queries", name, list(QUERIES))
-    model = run.model()
+    model = run.model().to(device)
     for images in queries.values():
         model.check_fits(images.shape, images.source)
     total = model.timesteps
     timesteps = select_timesteps(total if settings.timesteps is None else settings.timesteps, total)
-    train, queries = run.train_images.in_memory(), {name: images.in_memory() for name, images in queries.items()}
-    labels = train.columns.get("label")
+    train = model.view(run.train_images, run.latents, mirrored=run.recipe.training.flip).in_memory()
+    views = {name: model.view(images, run.latents).in_memory() for name, images in queries.items()}
+    labels = run.train_images.columns.get("label")
     context = Retraining(
         run.recipe,
         train,
         random_subsets(settings.subsets, len(train), settings.fraction, labels, settings.seed),
-        queries,
+        views,
         Outputs(timesteps, settings.noises, settings.seed),
         settings.keep_models,
         device,
@@ -111,16 +113,16 @@ def make_benchmark(
         "recipe": run.recipe.model_dump(mode="json", exclude={"data": {"subset"}, "evaluation": True}),
         "fingerprints": {
             "model": model.fingerprint,
-            **{name: images.fingerprint for name, images in {"train": train, **queries}.items()},
+            **{name: view.fingerprint for name, view in {"train": train, **views}.items()},
         },
-        "threads": threads_per_job(run.recipe, train.shape),
+        "threads": threads_per_job(run.recipe, model, train.condition([0])),
         "versions": versions(),
     }
     with alone_in(folder):
         made_by |= _check_same(folder, made_by)
         for place in (folder, *(folder / name for name in ("jobs", "outputs", "retrained"))):
             clear_leftovers(place)
-        _write_what_there_is(folder, run, {"train": train, **queries})
+        _write_what_there_is(folder, run, {"train": train, **views})
         if not (folder / "benchmark.json").exists():
             write_json(folder / "benchmark.json", made_by)
         jobs = [Job(subset, seed) for seed in range(settings.seeds) for subset in range(settings.subsets)]
@@ -171,18 +173,19 @@ def _difference(there: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any]
     return None
 
 
-def _write_what_there_is(folder: Path, run: Run, sets: Mapping[str, Images]) -> None:
+def _write_what_there_is(folder: Path, run: Run, sets: Mapping[str, View]) -> None:
     """The model and the sets of images, by the names of their files."""
     if not (folder / "model").exists():
         with whole_folder(folder / "model") as temporary:
             shutil.copytree(run.folder / "model", temporary, dirs_exist_ok=True)
-    for name, images in sets.items():
+    for name, view in sets.items():
         if not (folder / f"{name}.npz").exists():
-            write_bytes(folder / f"{name}.npz", as_npz(_as_arrays(images)))
+            write_bytes(folder / f"{name}.npz", as_npz(_as_arrays(view)))
 
 
-def _as_arrays(images: Images) -> Arrays:
+def _as_arrays(view: View) -> Arrays:
     """What `load_images` reads from an .npz file."""
+    images = view.images
     arrays: Arrays = {"images": images.pixels(range(len(images)))}
     if not np.array_equal(images.ids, np.arange(len(images))):
         arrays["ids"] = images.ids
@@ -190,6 +193,8 @@ def _as_arrays(images: Images) -> Arrays:
         if column in images.columns:
             values = images.columns[column]
             arrays[key] = values if values.dtype.kind in "iuU" else values.astype(str)
+    if view.prompts:
+        arrays[PROMPT] = np.array(view.prompts)
     return arrays
 
 
@@ -199,7 +204,7 @@ def _do_missing(folder: Path, context: Retraining, jobs: list[Job], engine: Engi
         return
     for job, arrays in retrained(context, missing, engine, threads, len(jobs) - len(missing)):
         if context.keep_weights:
-            ddpm.save(model_of(context, arrays), folder / "retrained" / str(job))
+            save_model(model_of(context, arrays), folder / "retrained" / str(job))
         write_text(_path(folder, job).with_suffix(".seconds"), f"{arrays['seconds']:.3f}\n")
         write_bytes(_path(folder, job), as_npz({key: arrays[key] for key in _shapes(context)}))
 

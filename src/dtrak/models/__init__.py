@@ -1,6 +1,54 @@
 """The models that can be attributed: one small interface over diffusers, which nothing else in the package knows."""
 
-from dtrak.models.ddpm import load as load_model
-from dtrak.models.diffusion import DiffusionModel
+from pathlib import Path
 
-__all__ = ["DiffusionModel", "load_model"]
+from dtrak.errors import UsageError
+from dtrak.models import ddpm
+from dtrak.models.diffusion import DiffusionModel
+from dtrak.models.pipelines import is_lora, is_pipeline, local_folder
+from dtrak.models.views import View
+from dtrak.recipes import DDPMRecipe, Model
+
+# Stable Diffusion is imported where it is needed: transformers and peft take seconds.
+
+__all__ = ["DiffusionModel", "View", "load_model", "new_model", "save_model"]
+
+
+def new_model(recipe: Model, shape: tuple[int, int, int], source: str) -> DiffusionModel:
+    """A recipe's model for images of `shape` (C, H, W); what is new of it is drawn from torch's global generator."""
+    if isinstance(recipe, DDPMRecipe):
+        return ddpm.new(recipe.unet, recipe.schedule.model_dump(), shape, source)
+    from dtrak.models import stable_diffusion
+
+    return stable_diffusion.new(recipe.base, recipe.lora.model_dump(), recipe.prompt, shape, source)
+
+
+def save_model(model: DiffusionModel, folder: Path) -> None:
+    """Write a folder that `load_model` and diffusers open: all of a model, or its LoRA."""
+    if not model.has_lora:
+        ddpm.save(model, folder)
+        return
+    from dtrak.models import stable_diffusion
+
+    stable_diffusion.save(model, folder)
+
+
+def load_model(source: str, lora: str | None = None, prompt: str | None = None) -> DiffusionModel:
+    """Open a diffusers folder or a hub id: a DDPM, a Stable Diffusion pipeline, or a LoRA that names its pipeline.
+
+    `lora` is a folder, file or hub id of LoRA weights for the pipeline `source`, and `prompt` the template of its
+    images' prompts, such as "a {label} painting".
+    """
+    folder = local_folder(source)
+    if (folder / "recipe.yaml").exists() and (folder / "model").is_dir():
+        raise UsageError(f"{source} is a run: its model is {folder / 'model'}")
+    if is_lora(folder) or is_pipeline(folder):
+        from dtrak.models import stable_diffusion
+
+        if is_lora(folder) and lora is None:
+            return stable_diffusion.load_lora(folder, prompt)
+        return stable_diffusion.load(folder, source, lora, prompt)
+    for option, value in {"lora": lora, "prompt": prompt}.items():
+        if value is not None:
+            raise UsageError(f"{option} {value!r}: {source} is not a Stable Diffusion pipeline")
+    return ddpm.load(folder, source)

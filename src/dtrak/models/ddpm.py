@@ -1,19 +1,16 @@
 """Unconditional DDPM: diffusers' UNet2DModel and DDPMScheduler, in diffusers' own folder layout, safetensors only."""
 
-import json
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
-from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
 
 from dtrak.errors import UsageError
 from dtrak.files import whole_folder
 from dtrak.models.diffusion import DiffusionModel
+from dtrak.models.pipelines import WEIGHTS, naming_the_model, read_config, whole_weights
 
-WEIGHTS = "diffusion_pytorch_model*.safetensors"
 # Where a folder has its network and its schedule; the oldest models on the hub have both at the top.
 LAYOUTS = (("unet", "scheduler"), (".", "."))
 
@@ -47,23 +44,12 @@ def save(model: DiffusionModel, folder: Path) -> None:
         DDPMPipeline(unet=model.network, scheduler=model.scheduler).save_pretrained(temporary, safe_serialization=True)
 
 
-def load(source: str) -> DiffusionModel:
-    """Open a pipeline folder, or a hub id."""
-    folder = Path(source) if Path(source).exists() else _download(source)
+def load(folder: Path, source: str) -> DiffusionModel:
+    """Open a pipeline's folder; `source` is what the user typed."""
     unet_folder, scheduler_folder = _find_parts(folder, source)
-    try:
-        unet, found = UNet2DModel.from_pretrained(
-            unet_folder, use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
-        )
+    with naming_the_model(source):
+        unet = whole_weights(UNet2DModel, unet_folder, source)
         scheduler = DDPMScheduler.from_pretrained(scheduler_folder)
-    except (OSError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"cannot load the model {source!r}: it is damaged ({reason[:300]})") from error
-    # diffusers fills what is missing with random numbers.
-    if missing := sorted(found["missing_keys"]):
-        raise UsageError(
-            f"cannot load the model {source!r}: its weights lack {missing[0]}, which its config.json needs"
-        )
     return _assemble(unet, scheduler, source)
 
 
@@ -83,39 +69,14 @@ def _assemble(unet: UNet2DModel, scheduler: DDPMScheduler, source: str) -> Diffu
     return DiffusionModel(unet, scheduler, (config.in_channels, height, width), source)
 
 
-def _download(source: str) -> Path:
-    """The folder of a model on the hub."""
-    nowhere = f"no model at {source!r}: give a diffusers folder (with unet/ and scheduler/) or a hub id"
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise UsageError(nowhere)
-    wanted = [f"{folder}/{name}" for folder in LAYOUTS[0] for name in ("*.json", WEIGHTS)] + ["*.json", WEIGHTS]
-    try:
-        return Path(snapshot_download(source, allow_patterns=wanted))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{nowhere} (the hub: {str(error).splitlines()[0]})") from error
-
-
 def _find_parts(folder: Path, source: str) -> tuple[Path, Path]:
     """The folders of the network and of the schedule; says what is lacking before diffusers stumbles over it."""
-    if not folder.is_dir():
-        raise UsageError(f"{source} is a file: give the folder of a diffusers model (with unet/ and scheduler/)")
-    if (folder / "model" / "unet").is_dir():
-        raise UsageError(f"{source} is a run: its model is {folder / 'model'}")
     network, schedule = next((parts for parts in LAYOUTS if (folder / parts[0] / "config.json").exists()), LAYOUTS[0])
-    config = _read_config(folder, Path(network, "config.json"), source)
-    _read_config(folder, Path(schedule, "scheduler_config.json"), source)
+    config = read_config(folder, Path(network, "config.json"), source)
+    read_config(folder, Path(schedule, "scheduler_config.json"), source)
     kind = config.get("_class_name", "UNet2DModel")
     if kind != "UNet2DModel":
-        raise UsageError(f"{source}: its network is a {kind}; only the unconditional UNet2DModel is supported")
+        raise UsageError(f"{source}: its network is a {kind}; a UNet2DModel and Stable Diffusion's are supported")
     if not list((folder / network).glob(WEIGHTS)):
         raise UsageError(f"{source} has no weights: {Path(network, WEIGHTS.replace('*', ''))} is missing")
     return folder / network, folder / schedule
-
-
-def _read_config(folder: Path, name: Path, source: str) -> dict[str, Any]:
-    if not (folder / name).is_file():
-        raise UsageError(f"{source} is not a diffusers model: it has no {name}")
-    try:
-        return dict(json.loads((folder / name).read_text()))
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{folder / name} is not a JSON object: {error}") from error

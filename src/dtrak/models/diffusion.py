@@ -1,38 +1,47 @@
-"""What is attributed: a network that predicts noise, the schedule it was trained with, and the shape of its images.
+"""What is attributed: a network that removes noise, the process that adds it, and the shape of what they work on.
 
-    x_t = √ᾱ_t x + √(1−ᾱ_t) ε,        ε_θ(x_t, t) = the network's answer, turned into noise where it predicts
-    v = √ᾱ_t ε − √(1−ᾱ_t) x instead.
-
-Everything after this file sees ε_θ only. Any `nn.Module` that maps (x_t, t) to a prediction can be wrapped.
+Most models work on pixels. Latent ones have an autoencoder between images and what is denoised, text-conditional ones
+an encoder for prompts. Any `nn.Module` that maps (x_t, t) to a prediction can be wrapped.
 """
 
-import hashlib
-import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import numpy as np
 import torch
-from diffusers import DDIMScheduler, DDPMScheduler
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
+from dtrak.data import Images
 from dtrak.errors import UsageError
+from dtrak.models.autoencoder import Autoencoder
+from dtrak.models.fingerprints import digest_of
+from dtrak.models.latents import latents_of
+from dtrak.models.process import Process, Solver, process_of
+from dtrak.models.prompts import Condition, Prompts
+from dtrak.models.views import View
 
-PREDICTION_TYPES = ("epsilon", "v_prediction")
+LORA = "lora_"  # in the names of its parameters
+ALL = "all"  # parameters
 
 
 @dataclass(frozen=True, eq=False)
 class DiffusionModel:
-    """A noise predictor ε_θ with its schedule."""
+    """A noise predictor with its process."""
 
-    network: nn.Module  # (x_t [B, C, H, W], t [B]) → [B, C, H, W], as a tensor or as the field `sample`
-    scheduler: DDPMScheduler
-    shape: tuple[int, int, int]  # (C, H, W) of one image
+    network: nn.Module  # (x_t [B, C, H, W], t [B], what it is told) → [B, C, H, W], as a tensor or as `sample`
+    scheduler: DDPMScheduler | FlowMatchEulerDiscreteScheduler
+    shape: tuple[int, int, int]  # (C, H, W) of x_t
     source: str = "a wrapped module"  # what the user typed, for messages
+    autoencoder: Autoencoder | None = None
+    prompts: Prompts | None = None
+    base: str | None = None  # the pipeline that its LoRA belongs to
+    process: Process = field(init=False)
 
     def __post_init__(self) -> None:
-        kind = self.scheduler.config.prediction_type
-        if kind not in PREDICTION_TYPES:
-            raise UsageError(f"{self.source} predicts {kind!r}: only {' and '.join(PREDICTION_TYPES)} are supported")
+        object.__setattr__(self, "process", process_of(self.scheduler, self.source))
 
     @property
     def device(self) -> torch.device:
@@ -41,60 +50,97 @@ class DiffusionModel:
     @property
     def timesteps(self) -> int:
         """T, the length of the noise schedule."""
-        return int(self.scheduler.config.num_train_timesteps)
+        return self.process.timesteps
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        if self.autoencoder is None:
+            return self.shape
+        _, height, width = self.shape
+        factor = self.autoencoder.reduction
+        return self.autoencoder.channels[0], factor * height, factor * width
 
     def to(self, device: str | torch.device) -> "DiffusionModel":
         self.network.to(device)
+        if self.autoencoder is not None:
+            self.autoencoder.network.to(device)
+        if self.prompts is not None:
+            self.prompts.encoder.to(device)
         return self
 
-    def signal_and_noise(self, timesteps: Tensor) -> tuple[Tensor, Tensor]:
-        """√ᾱ_t and √(1−ᾱ_t), each [B, 1, 1, 1]."""
-        alphas = self.scheduler.alphas_cumprod.to(timesteps.device)[timesteps].view(-1, 1, 1, 1)
-        return alphas.sqrt(), (1 - alphas).sqrt()
+    def view(self, images: Images, folder: Path | None = None, mirrored: bool = False) -> View:
+        """Images as this model sees them; with a `folder`, latents are kept there for the next time.
+
+        `mirrored` makes latents of the mirrored images as well, for training.
+        """
+        self.check_fits(images.shape, images.source)
+        latents: tuple[Tensor, ...] = ()
+        if self.autoencoder is not None:
+            sides = (False, True) if mirrored else (False,)
+            latents = tuple(latents_of(self.autoencoder, images, side, folder) for side in sides)
+        if self.prompts is None:
+            return View(images, latents)
+        texts = self.prompts.of(images)
+        different, which = np.unique(np.array(texts), return_inverse=True)
+        told = {name: value.cpu() for name, value in self.prompts.embed(different.tolist()).items()}
+        return View(images, latents, texts, told, which)
+
+    def denoiser(self) -> "DiffusionModel":
+        """The model without what only makes views of images: all that gradients need."""
+        return replace(self, autoencoder=None, prompts=None)
 
     def add_noise(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        signal, sigma = self.signal_and_noise(timesteps)
-        return signal * clean + sigma * noise
+        return self.process.add_noise(clean, noise, timesteps)
 
-    def predict(self, noisy: Tensor, timesteps: Tensor) -> Tensor:
-        """The network's own answer: ε or v, [B, C, H, W]."""
-        answer = self.network(noisy, timesteps)
+    def predict(self, noisy: Tensor, timesteps: Tensor, condition: Condition | None = None) -> Tensor:
+        """The network's own answer, [B, C, H, W]."""
+        answer = self.network(noisy, self.process.time(timesteps), **(condition or {}))
         return answer if isinstance(answer, Tensor) else answer.sample
 
-    def predict_noise(self, noisy: Tensor, timesteps: Tensor) -> Tensor:
-        """ε_θ(x_t, t) whatever the network predicts, [B, C, H, W]."""
-        answer = self.predict(noisy, timesteps)
-        if self.scheduler.config.prediction_type == "epsilon":
-            return answer
-        signal, sigma = self.signal_and_noise(timesteps)
-        return signal * answer + sigma * noisy
+    def predict_target(self, noisy: Tensor, timesteps: Tensor, condition: Condition | None = None) -> Tensor:
+        """What the network takes `target` for, whatever it answers, [B, C, H, W]: ε_θ(x_t, t), or v_θ of a flow."""
+        return self.process.in_terms_of_target(self.predict(noisy, timesteps, condition), noisy, timesteps)
+
+    def target(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """ε, or v of a flow, [B, C, H, W]."""
+        return self.process.target(clean, noise, timesteps)
 
     def training_target(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """What the network is trained to answer, [B, C, H, W]."""
-        if self.scheduler.config.prediction_type == "epsilon":
-            return noise
-        signal, sigma = self.signal_and_noise(timesteps)
-        return signal * noise - sigma * clean
+        return self.process.training_target(clean, noise, timesteps)
 
     def elbo_weights(self, timesteps: Tensor) -> Tensor:
-        """β_t² / (2 σ_t² α_t (1−ᾱ_t)) with σ_t² = β_t, [B]."""
-        betas = self.scheduler.betas.to(timesteps.device)[timesteps]
-        alphas_cumprod = self.scheduler.alphas_cumprod.to(timesteps.device)[timesteps]
-        weights: Tensor = betas / (2 * (1 - betas) * (1 - alphas_cumprod))
-        return weights
+        """What L_Simple is weighted with in the ELBO, [B]."""
+        return self.process.elbo_weights(timesteps)
 
-    def ddim(self, steps: int) -> DDIMScheduler:
-        """diffusers' DDIM solver over this model's schedule."""
+    def solver(self, steps: int) -> Solver:
+        """The way from noise to a picture in so many steps."""
         if not 1 <= steps <= self.timesteps:
             raise UsageError(f"{steps} steps of DDIM: {self.source} takes from 1 to {self.timesteps}")
-        scheduler = DDIMScheduler.from_config(self.scheduler.config)
-        scheduler.set_timesteps(steps)
-        return scheduler
+        return self.process.solver(steps)
+
+    def decode(self, x: Tensor) -> Tensor:
+        """Pictures [B, C, H, W] in [−1, 1] from what was denoised."""
+        return (x if self.autoencoder is None else self.autoencoder.decode(x)).clamp(-1, 1)
+
+    def encode(self, pictures: Tensor) -> Tensor:
+        """What stands for pictures [B, C, H, W] in [−1, 1] in the space that is denoised."""
+        return pictures if self.autoencoder is None else self.autoencoder.encode(pictures)
+
+    @property
+    def has_lora(self) -> bool:
+        return any(LORA in name for name, _ in self.network.named_parameters())
 
     def parameters(self, pattern: str | None = None) -> dict[str, nn.Parameter]:
-        """The parameters whose name contains a match of the regular expression `pattern`; all of them by default."""
+        """Those whose name contains a match of a regular expression, or "all".
+
+        By default those of the LoRA, if there is one; else all.
+        """
         named = dict(self.network.named_parameters())
         if pattern is None:
+            pattern = LORA if self.has_lora else ALL
+        if pattern == ALL:
             return named
         try:
             chosen = {name: value for name, value in named.items() if re.search(pattern, name)}
@@ -106,27 +152,43 @@ class DiffusionModel:
         return chosen
 
     @property
+    def trained_weights(self) -> dict[str, Tensor]:
+        """What training changes: the LoRA, if there is one; else all there is."""
+        state = self.network.state_dict()
+        return {name: value for name, value in state.items() if LORA in name} if self.has_lora else state
+
+    def load_trained_weights(self, weights: Mapping[str, Tensor]) -> None:
+        missing = self.trained_weights.keys() ^ weights.keys()
+        if missing:
+            raise KeyError(min(missing))
+        self.network.load_state_dict(dict(weights), strict=False)
+
+    @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with any weight, layer or setting of the network and the schedule."""
-        digest = hashlib.blake2b(digest_size=8)
-        config = {key: value for key, value in getattr(self.network, "config", {}).items() if key[0] != "_"}
-        digest.update(repr(self.network).encode())
-        digest.update(json.dumps([config, self.shape], sort_keys=True, default=str).encode())
-        digest.update(self.scheduler.config.prediction_type.encode())
-        digest.update(self.scheduler.alphas_cumprod.numpy().tobytes())
-        for name, value in self.network.state_dict().items():
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        """16 hexadecimal digits that change with any weight, layer or setting of the model and its process."""
+        parts = [repr(self.shape).encode(), self.process.described()]
+        parts += [part.fingerprint.encode() for part in (self.autoencoder, self.prompts) if part is not None]
+        return digest_of(self.network, *parts)
+
+    def fitted_to(self, shape: tuple[int, int, int]) -> "DiffusionModel":
+        """The model for images of this shape, as far as it can be: latent ones take any size that they can halve."""
+        if self.autoencoder is None or shape[0] != self.autoencoder.channels[0]:
+            return self
+        halvings = len(getattr(self.network.config, "block_out_channels", [0])) - 1
+        unit = self.autoencoder.reduction * 2**halvings
+        if shape[1] % unit or shape[2] % unit:
+            return self
+        latent = (self.shape[0], shape[1] // self.autoencoder.reduction, shape[2] // self.autoencoder.reduction)
+        return replace(self, shape=latent)
 
     def check_fits(self, shape: tuple[int, int, int], source: str) -> None:
         """Refuse images of another shape than the model's own, and say what would fit."""
-        if shape == self.shape:
+        if shape == self.image_shape:
             return
-        expected, found = (f"{w}×{h} pixels with {c} channel{'s' * (c > 1)}" for c, h, w in (self.shape, shape))
-        channels, height, width = self.shape
+        expected, found = (f"{w}×{h} pixels with {c} channel{'s' * (c > 1)}" for c, h, w in (self.image_shape, shape))
+        channels, height, width = self.image_shape
         remedies = []
-        if shape[1:] != self.shape[1:]:
+        if shape[1:] != self.image_shape[1:]:
             remedies.append(f"--size {height}" if height == width else f"images of {width}×{height}")
         if shape[0] != channels:
             remedies.append("images in colour" if channels == 3 else "grey images")

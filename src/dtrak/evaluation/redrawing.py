@@ -1,0 +1,199 @@
+"""Pictures drawn again: by the model that drew them, and by models that were trained without some of its images.
+
+Each retraining is kept in jobs/ as it finishes, whole or not at all, under a name that says what was trained and drawn:
+no question pays for it twice.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dtrak.data import Images
+from dtrak.engines import Engine
+from dtrak.errors import DtrakError, UsageError
+from dtrak.evaluation.jobs import Arrays, Job, Retraining, read_whole, retrained, threads_per_job
+from dtrak.files import as_npz, write_bytes
+from dtrak.journeys import SEED, Journeys, not_as_drawn, seeds_of
+from dtrak.models import DiffusionModel
+from dtrak.runs import Run
+from dtrak.sampling import BATCH, sample
+
+COUNT = 60  # queries, unless the user says otherwise
+SHARE = 1 / 5  # of the training images, removed for each
+
+Step = int | None  # a timestep of the trajectory; None is its end, the finished picture
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """Which pictures are asked about, when on their way, and how many images are removed for each."""
+
+    run: Run
+    model: DiffusionModel
+    queries: Images
+    remove: int
+    steps: tuple[Step, ...]
+
+    @property
+    def seeds(self) -> list[int]:
+        return seeds_of(self.queries)
+
+    @property
+    def prompts(self) -> list[str] | None:
+        return None if self.model.prompts is None else self.model.prompts.of(self.queries)
+
+    @property
+    def ddim_steps(self) -> int:
+        return self.run.recipe.generation.steps
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder / "counterfactual"
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Pictures, and where they are in the space that the model denoises; the same for most models."""
+
+    pictures: NDArray[np.float32]  # [Q, C, H, W] in [−1, 1]
+    places: NDArray[np.float32]  # [Q, …]
+
+
+def ask(
+    run: Run, device: str, count: int | None = None, remove: int | None = None, steps: Sequence[int] = ()
+) -> Question:
+    """The question about a run's first generated pictures; refuses one that cannot be answered.
+
+    How many pictures, and how many images are removed for each, is as the run's recipe says if not given.
+    """
+    model = run.model().to(device)
+    folder, train, usual = run.folder / "generated", run.train_images, run.recipe.evaluation
+    if not folder.exists():
+        raise UsageError(f"{run.folder} has no generated pictures yet: `dtrak generate {run.folder}` draws them")
+    queries = run.query_images(str(folder))
+    if SEED not in queries.columns:
+        raise UsageError(f"{folder} does not say from which seeds it was drawn: `dtrak generate {run.folder}` does")
+    if count is not None and not 1 <= count <= len(queries):
+        raise UsageError(
+            f"count {count}: {folder} holds {len(queries)} pictures (`dtrak generate {run.folder} --count {count}`)"
+        )
+    if remove is None:
+        remove = usual.remove or max(1, round(SHARE * len(train)))
+    if not 1 <= remove < len(train):
+        raise UsageError(
+            f"remove {remove}: at least one of the {len(train)} images of {train.source} must go, and one must stay"
+        )
+    for step in steps:
+        _ = Journeys(model, queries, run.recipe.generation.steps, step).timesteps
+    chosen = queries.first(usual.pictures or COUNT if count is None else count)
+    return Question(run, model, chosen, remove, tuple(dict.fromkeys(steps)) or (None,))
+
+
+def draw_again(question: Question) -> dict[Step, Drawn]:
+    """What the run's model draws from the queries' seeds, at each step."""
+    seeds, prompts, batches = question.seeds, question.prompts, []
+    guidance = question.run.recipe.generation.guidance
+    for start in range(0, len(seeds), BATCH):
+        part = slice(start, start + BATCH)
+        told = None if prompts is None else prompts[part]
+        drawn = sample(question.model, seeds[part], question.ddim_steps, True, told, guidance)
+        assert drawn.estimates is not None
+        arrays = {"pictures": drawn.pictures.cpu().numpy(), "estimates": drawn.estimates.cpu().numpy()}
+        batches.append({step: _at(question, arrays, step) for step in {*question.steps, None}})
+    originals = {step: _joined([batch[step] for batch in batches]) for step in batches[0]}
+    _check_drawn(question, originals[None].pictures)
+    return originals
+
+
+def _joined(parts: Sequence[Drawn]) -> Drawn:
+    pictures, places = (np.concatenate([getattr(part, name) for part in parts]) for name in ("pictures", "places"))
+    return Drawn(pictures, places)
+
+
+def _check_drawn(question: Question, originals: NDArray[np.float32]) -> None:
+    """Refuse scores of other pictures than those that are drawn."""
+    row = not_as_drawn(question.queries, torch.from_numpy(originals))
+    if row is not None:
+        raise UsageError(
+            f"{question.queries.ids[row]} of {question.queries.source} is not what {question.model.source} draws "
+            f"from seed {question.seeds[row]}: `dtrak generate {question.run.folder}` draws it again"
+        )
+
+
+def draw_without(
+    question: Question, sets: NDArray[np.bool_], which: NDArray[np.int64], steps: Sequence[Step], engine: Engine
+) -> list[Drawn]:
+    """What models draw that were trained without the sets [M, N]: for each of L, the pictures of `which` [L, Q]."""
+    run, model = question.run, question.model
+    jobs = [_job(question, m, (which == m).any(0)) for m in range(len(sets))]
+    paths = {job: question.folder / "jobs" / f"{_name(question, sets[job.subset], job)}.npz" for job in jobs}
+    missing = [job for job in jobs if _finished(question, job, paths[job]) is None]
+    if missing:
+        view = model.view(run.train_images, run.latents, mirrored=run.recipe.training.flip).in_memory()
+        context = Retraining(run.recipe, view, ~sets, device=str(model.device))
+        threads = threads_per_job(run.recipe, model, view.condition([0]))
+        for job, arrays in retrained(context, missing, engine, threads, len(jobs) - len(missing)):
+            write_bytes(paths[job], as_npz(arrays))
+    pictures = np.empty((*which.shape, *model.image_shape), dtype=np.float32)
+    places = np.empty((*which.shape, *model.shape), dtype=np.float32)
+    for job in jobs:
+        found = _finished(question, job, paths[job])
+        if found is None:
+            raise DtrakError(f"{paths[job]} is gone or damaged: run the command again")
+        at_steps = {step: _at(question, found, step) for step in set(steps)}
+        for row, query in np.argwhere(which == job.subset):
+            drawn, place = at_steps[steps[row]], job.draw.index(question.seeds[query])
+            pictures[row, query], places[row, query] = drawn.pictures[place], drawn.places[place]
+    return [Drawn(*row) for row in zip(pictures, places, strict=True)]
+
+
+def _job(question: Question, subset: int, asked: NDArray[np.bool_]) -> Job:
+    """The training without one of the sets, and what is drawn then: the queries `asked` [Q] of it."""
+    chosen, prompts = np.flatnonzero(asked), question.prompts
+    told = () if prompts is None else tuple(prompts[query] for query in chosen)
+    return Job(subset, draw=tuple(question.seeds[query] for query in chosen), prompts=told, trajectory=True)
+
+
+def _name(question: Question, removed: NDArray[np.bool_], job: Job) -> str:
+    """16 hexadecimal digits over all that the job's pictures depend on."""
+    recipe = question.run.recipe
+    parts = [
+        recipe.model.model_dump(mode="json"),
+        recipe.training.model_dump(mode="json"),
+        question.run.train_images.fingerprint,
+        question.ddim_steps,
+        job.seed,
+        job.draw,
+    ]
+    if job.prompts:
+        parts += [job.prompts, recipe.generation.guidance]
+    digest = blake2b(json.dumps(parts).encode(), digest_size=8)
+    digest.update(np.packbits(removed).tobytes())
+    return digest.hexdigest()
+
+
+def _finished(question: Question, job: Job, path: Path) -> Arrays | None:
+    """What a finished job has left; None if it is not there whole."""
+    count, model = len(job.draw), question.model
+    return read_whole(
+        path,
+        {"pictures": (count, *model.image_shape), "estimates": (question.ddim_steps, count, *model.shape)},
+    )
+
+
+def _at(question: Question, arrays: Arrays, step: Step) -> Drawn:
+    """The pictures at a step, from what a job gives."""
+    model = question.model
+    if step is None:
+        pictures = torch.from_numpy(arrays["pictures"]).to(model.device)
+        return Drawn(arrays["pictures"], model.encode(pictures).cpu().numpy())
+    timesteps = model.solver(question.ddim_steps).timesteps.tolist()
+    estimates = torch.from_numpy(arrays["estimates"][timesteps.index(step)]).to(model.device)
+    decoded = model.decode(estimates).cpu().numpy()
+    return Drawn(decoded, decoded if model.autoencoder is None else estimates.cpu().numpy())

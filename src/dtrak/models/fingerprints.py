@@ -1,0 +1,43 @@
+"""16 hexadecimal digits that change with any weight, layer or setting of a network."""
+
+import hashlib
+import json
+from collections.abc import MutableMapping
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+_frozen: MutableMapping[Tensor, tuple[int, bytes]] = WeakIdKeyDictionary()  # what was found, at which version
+
+
+def digest_of(network: nn.Module, *more: bytes) -> str:
+    """Of a network and whatever else the digits should change with."""
+    digest = hashlib.blake2b(digest_size=8)
+    config = getattr(network, "config", {})
+    settings = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+    settings = {key: value for key, value in settings.items() if key[0] != "_"}
+    digest.update(repr(network).encode())
+    digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    for part in more:
+        digest.update(part)
+    for name, value in network.state_dict(keep_vars=True).items():
+        digest.update(name.encode())
+        digest.update(_content(value))
+    return digest.hexdigest()
+
+
+def _content(value: Tensor) -> bytes:
+    """The hash of a tensor; that of a frozen parameter, of which there may be gigabytes, is taken once."""
+    if value.requires_grad or not isinstance(value, nn.Parameter):
+        return _hash(value)
+    version, known = _frozen.get(value, (-1, b""))
+    if version != value._version:
+        known = _hash(value)
+        _frozen[value] = value._version, known
+    return known
+
+
+def _hash(value: Tensor) -> bytes:
+    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(content.data, digest_size=16).digest()

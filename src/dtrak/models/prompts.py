@@ -1,0 +1,100 @@
+"""What a model is told about a picture: a prompt, and the numbers that a text encoder makes of it.
+
+The prompt of an image is the one it has in its column `prompt`; else the model's template filled in from its columns,
+"a {label} painting"; else its caption; else none, the empty one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from string import Formatter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dtrak.data import Images
+from dtrak.errors import UsageError
+from dtrak.models.fingerprints import digest_of
+from dtrak.progress import say
+
+PROMPT = "prompt"  # the column of images that come with one
+CAPTIONS = ("caption", "text")  # columns that describe an image in words
+ALIASES = {"class": "label"}
+AT_ONCE = 64
+
+Condition = Mapping[str, Tensor]  # what a network takes beside x_t and t, by the names it has for it, each [B, …]
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    tokenizer: Any
+    encoder: nn.Module  # transformers' CLIPTextModel
+    template: str | None = None
+
+    def of(self, images: Images) -> list[str]:
+        """The prompt of each image; says which of them have none."""
+        found = prompts_of(images, self.template)
+        missing = [str(id_) for id_, prompt in zip(images.ids, found, strict=True) if not prompt]
+        if missing:
+            which = "all images" if len(missing) == len(images) else ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
+            say(f"No prompt for {which} of {images.source}: the empty one is taken")
+        return found
+
+    @torch.no_grad()
+    def embed(self, texts: Sequence[str]) -> Condition:
+        """{"encoder_hidden_states": [B, tokens, width]}."""
+        length = self.tokenizer.model_max_length
+        parts = []
+        for start in range(0, len(texts), AT_ONCE):
+            tokens = self.tokenizer(
+                list(texts[start : start + AT_ONCE]),
+                padding="max_length",
+                max_length=length,
+                truncation=True,
+                return_tensors="pt",
+            )
+            device = next(self.encoder.parameters()).device
+            parts.append(self.encoder(tokens.input_ids.to(device))[0])
+        return {"encoder_hidden_states": torch.cat(parts)}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest_of(self.encoder)
+
+
+def prompts_of(images: Images, template: str | None) -> list[str]:
+    """The prompt of each image, empty where it has none."""
+    own = _texts(images, PROMPT)
+    if template is None:
+        described = next((_texts(images, name) for name in CAPTIONS if name in images.columns), [""] * len(images))
+    else:
+        described = _filled(images, template)
+    return [prompt or other for prompt, other in zip(own, described, strict=True)]
+
+
+def fields_of(template: str) -> list[str]:
+    """The columns that a template names."""
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise UsageError(f"the prompt {template!r} is not a template: {error}") from None
+    return [ALIASES.get(name, name) for name in names]
+
+
+def _filled(images: Images, template: str) -> list[str]:
+    """The template for each image, empty where the image lacks something that it names."""
+    names = fields_of(template)
+    columns = {name: _texts(images, name) for name in names}
+    filled = []
+    for row in range(len(images)):
+        values = {name: columns[name][row].replace("_", " ") for name in names}
+        values |= {alias: values[name] for alias, name in ALIASES.items() if name in values}
+        filled.append(template.format(**values) if all(values.values()) else "")
+    return filled
+
+
+def _texts(images: Images, column: str) -> list[str]:
+    """A column as text, empty where there is nothing."""
+    values = images.columns.get(column)
+    return [""] * len(images) if values is None else ["" if one is None else str(one) for one in values.tolist()]

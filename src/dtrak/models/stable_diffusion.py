@@ -1,0 +1,197 @@
+"""Stable Diffusion 1 and 2: a U-Net on latents that is told a prompt; fine-tuned as a whole, or by LoRA.
+
+    W x  becomes  W x + (α / r) B A x        A [r, in] and B [out, r] learn, W stays
+
+A pipeline lies in diffusers' own layout. A LoRA lies in a folder or file as diffusers or peft saves it; one that was
+trained here says in dtrak.json which pipeline it belongs to and what its prompts were.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+from diffusers.loaders import StableDiffusionLoraLoaderMixin
+from diffusers.utils import convert_state_dict_to_diffusers
+from peft import LoraConfig, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from safetensors import SafetensorError
+from transformers import CLIPTextModel, CLIPTokenizer
+from transformers.utils import logging
+
+from dtrak.errors import UsageError
+from dtrak.files import whole_folder, write_json
+from dtrak.models.autoencoder import Autoencoder
+from dtrak.models.diffusion import DiffusionModel
+from dtrak.models.pipelines import (
+    ABOUT,
+    OF_DIFFUSERS,
+    OF_PEFT,
+    WEIGHTS,
+    local_folder,
+    naming_the_model,
+    read_config,
+    whole_weights,
+)
+from dtrak.models.prompts import Prompts, fields_of
+
+logging.disable_progress_bar()  # they load in less time than a bar takes to draw
+
+ADAPTER = "default"  # the name that peft gives it
+
+
+def new(
+    base: str, lora: dict[str, Any], template: str | None, shape: tuple[int, int, int], source: str
+) -> DiffusionModel:
+    """A pipeline with a new LoRA for images of `shape` (C, H, W), from torch's global generator.
+
+    `lora` has its rank, alpha, dropout and targets, the names of the layers that get one.
+    """
+    if template is not None:
+        fields_of(template)
+    model = load(local_folder(base), base, template=template).fitted_to(shape)
+    config = LoraConfig(
+        r=lora["rank"],
+        lora_alpha=lora["alpha"],
+        lora_dropout=lora["dropout"],
+        target_modules=list(lora["targets"]),
+        init_lora_weights="gaussian",
+    )
+    unet: UNet2DConditionModel = model.network.requires_grad_(False)
+    try:
+        unet.add_adapter(config, ADAPTER)
+    except ValueError as error:
+        raise UsageError(f"{source}: model.lora.targets: {error}") from error
+    unet.eval()
+    return replace(model, source=source, base=_full_name(base))
+
+
+def save(model: DiffusionModel, folder: Path) -> None:
+    """Write the LoRA as diffusers does, so that `pipeline.load_lora_weights(folder)` opens it."""
+    assert model.prompts is not None
+    unet: UNet2DConditionModel = model.network
+    config = unet.peft_config[ADAPTER]
+    layers = convert_state_dict_to_diffusers(get_peft_model_state_dict(unet, adapter_name=ADAPTER))
+    about = {
+        "base": model.base,
+        "prompt": model.prompts.template,
+        "lora": {"rank": config.r, "alpha": config.lora_alpha, "dropout": config.lora_dropout},
+    }
+    with whole_folder(folder) as temporary:
+        StableDiffusionLoraLoaderMixin.save_lora_weights(
+            temporary,
+            unet_lora_layers=layers,
+            safe_serialization=True,
+            # diffusers would leave dropout on when it draws
+            unet_lora_adapter_metadata=config.to_dict() | {"lora_dropout": 0.0},
+        )
+        write_json(temporary / ABOUT, about)
+
+
+def load(folder: Path, source: str, lora: str | None = None, template: str | None = None) -> DiffusionModel:
+    """Open a pipeline's folder, with a LoRA if one is given; `source` is what the user typed."""
+    _check_kind(folder, source)
+    with naming_the_model(source):
+        unet = whole_weights(UNet2DConditionModel, folder / "unet", source)
+        vae = whole_weights(AutoencoderKL, folder / "vae", source)
+        encoder = CLIPTextModel.from_pretrained(folder / "text_encoder", use_safetensors=True, dtype=torch.float32)
+        tokenizer = CLIPTokenizer.from_pretrained(folder / "tokenizer")
+        scheduler = DDPMScheduler.from_pretrained(folder / "scheduler", clip_sample=False)  # latents go beyond ±1
+    for network in (vae, encoder):
+        network.requires_grad_(False).eval()
+    if lora is not None:
+        unet.requires_grad_(False)
+        _add_lora(unet, encoder, lora, source)
+    unet.eval()
+    size = unet.config.sample_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return DiffusionModel(
+        unet,
+        scheduler,
+        (unet.config.in_channels, height, width),
+        source if lora is None else lora,
+        Autoencoder(vae),
+        Prompts(tokenizer, encoder, template),
+        source if lora is not None else None,
+    )
+
+
+def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:
+    """Open a LoRA that says to which pipeline it belongs."""
+    base = None
+    if (folder / ABOUT).exists():
+        about = read_config(folder, Path(ABOUT), str(folder))
+        base, template = about.get("base"), template or about.get("prompt")
+    elif (folder / OF_PEFT).exists():
+        base = read_config(folder, Path(OF_PEFT), str(folder)).get("base_model_name_or_path")
+    if not base:
+        raise UsageError(
+            f"{folder} is a LoRA that does not name its pipeline: give the pipeline as the model, and this as its LoRA"
+        )
+    return load(local_folder(base), base, str(folder), template)
+
+
+def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, source: str) -> None:
+    """Give the networks the weights that lie in a folder or file, in the formats of diffusers or of peft."""
+    path = Path(lora)
+    if not path.exists() and lora.count("/") != 1:
+        raise UsageError(f"no LoRA at {lora!r}: give a folder, a .safetensors file or a hub id")
+    try:
+        if (path / OF_PEFT).exists():
+            _add_of_peft(unet, path)
+            return
+        weights, alphas, about = StableDiffusionLoraLoaderMixin.lora_state_dict(
+            lora, return_lora_metadata=True, use_safetensors=True, **_named(path)
+        )
+        if not weights or any("lora" not in name for name in weights):
+            raise UsageError(f"{lora} holds no LoRA of a Stable Diffusion pipeline")
+        parts = {"adapter_name": ADAPTER, "network_alphas": alphas, "metadata": about}
+        StableDiffusionLoraLoaderMixin.load_lora_into_unet(weights, unet=unet, **parts)
+        if any(name.startswith("text_encoder.") for name in weights):
+            StableDiffusionLoraLoaderMixin.load_lora_into_text_encoder(
+                weights, text_encoder=encoder, prefix="text_encoder", **parts
+            )
+    except (OSError, TypeError, ValueError, RuntimeError, LookupError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"the LoRA {lora!r} does not fit {source!r}: {reason[:300]}") from error
+    if not any("lora_" in name for name, _ in unet.named_parameters()):
+        raise UsageError(f"the LoRA {lora!r} has nothing for the U-Net of {source!r}")
+
+
+def _named(path: Path) -> dict[str, str]:
+    """The file of a LoRA in a folder that does not follow the usual name."""
+    if not path.is_dir() or (path / OF_DIFFUSERS).exists():
+        return {}
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) != 1:
+        raise UsageError(f"{path} holds {len(files)} .safetensors files: give the one with the LoRA")
+    return {"weight_name": files[0].name}
+
+
+def _add_of_peft(unet: UNet2DConditionModel, folder: Path) -> None:
+    """What peft's PeftModel.save_pretrained writes for a U-Net."""
+    unet.add_adapter(LoraConfig.from_pretrained(str(folder)), ADAPTER)
+    prefix = "base_model.model."
+    weights = {name.removeprefix(prefix): value for name, value in load_peft_weights(str(folder), "cpu").items()}
+    outcome = set_peft_model_state_dict(unet, weights, adapter_name=ADAPTER)
+    missing = [name for name in outcome.missing_keys if "lora_" in name]
+    if missing or outcome.unexpected_keys:
+        raise ValueError(f"it lacks {missing[0]}" if missing else f"it has {outcome.unexpected_keys[0]}")
+
+
+def _check_kind(folder: Path, source: str) -> None:
+    """Say what is lacking or other than expected before diffusers stumbles over it."""
+    kind = read_config(folder, Path("unet", "config.json"), source).get("_class_name")
+    if kind != "UNet2DConditionModel":
+        raise UsageError(f"{source}: its network is a {kind}, not the U-Net of Stable Diffusion")
+    text = read_config(folder, Path("text_encoder", "config.json"), source)
+    if (folder / "text_encoder_2").exists() or not str(text.get("model_type", "")).startswith("clip"):
+        raise UsageError(f"{source}: only pipelines with one CLIP text encoder are supported: Stable Diffusion 1 and 2")
+    for part in ("unet", "vae"):
+        if not list((folder / part).glob(WEIGHTS)):
+            raise UsageError(f"{source} has no weights: {part}/{WEIGHTS.replace('*', '')} is missing")
+
+
+def _full_name(base: str) -> str:
+    """What names the pipeline from anywhere."""
+    return str(Path(base).resolve()) if Path(base).exists() else base

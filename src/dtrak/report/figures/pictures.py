@@ -1,0 +1,148 @@
+"""Figures of pictures: proponents and opponents, self-influence, originals and counterfactuals."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from dtrak.data import Images
+from dtrak.errors import UsageError
+from dtrak.report.figures.style import AGAINST, FAINT, FOR, INK, STYLE, WIDTH
+from dtrak.report.selfinfluence import self_influence_by_class
+from dtrak.report.wording import number, plain
+from dtrak.scores import Match, Scores
+
+IN_A_ROW = 12  # pictures
+# Of a picture's width:
+GAP = 0.06  # between two of them
+BETWEEN = 0.3  # between two parts of a row
+CAPTION = 0.26  # for what stands below a picture
+HEAD = 0.35  # for what stands above a part
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    picture: NDArray[np.uint8]  # [H, W, C]
+    caption: str = ""
+    colour: str = INK
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    name: str  # what stands to its left
+    parts: list[list[Cell]]
+    above: float = 0.0  # more room above it
+
+
+def proponents_and_opponents(
+    scores: Scores | Mapping[str, Scores], train: Images, queries: Images, top: int = 5, bottom: int = 3
+) -> Figure:
+    """The paper's figure: each query, its `top` proponents and its `bottom` opponents, with their scores below them.
+
+    With several methods there is a row for each. `train` and `queries` hold the images that the scores are of.
+    """
+    by_method = {scores.method: scores} if isinstance(scores, Scores) else dict(scores)
+    first = next(iter(by_method.values()))
+    pictures = queries.pixels(queries.positions(first.query_ids, "the scores"))
+    images = train.select(train.positions(first.train_ids, "the scores"))
+    cell = partial(_cell, images, said=number)
+    ranked = {name: list(zip(one.top(top), one.bottom(bottom), strict=True)) for name, one in by_method.items()}
+    rows = [
+        Row(
+            name if len(ranked) > 1 else "",
+            [[Cell(picture)] * (place == 0), *([cell(match) for match in part] for part in answers[q])],
+            above=BETWEEN * (place == 0 and q > 0 and len(ranked) > 1),
+        )
+        for q, picture in enumerate(pictures)
+        for place, (name, answers) in enumerate(ranked.items())
+    ]
+    return _sheet({"query": 1, "proponents": top, "opponents": bottom}, rows)
+
+
+def self_influence(scores: Scores, train: Images, each: int = 4, classes: int = 10) -> Figure:
+    """The `each` most and least self-influential training images of the largest classes, a row for each."""
+    if scores.self_influence is None:
+        raise UsageError(f"{scores.method} has no self-influence: methods with a kernel do, such as d-trak")
+    found = self_influence_by_class(scores, each, classes)
+    cell = partial(_cell, train.select(train.positions(scores.train_ids, "the scores")), said=plain)
+    rows = [
+        Row(str(one.name) if found.column else "", [[cell(match) for match in part] for part in (one.most, one.least)])
+        for one in found.classes
+    ]
+    return _sheet({"most self-influential": each, "least self-influential": each}, rows)
+
+
+def _cell(images: Images, match: Match, said: Callable[[float], str]) -> Cell:
+    return Cell(images.pixels([match.position])[0], said(match.score), FOR if match.score > 0 else AGAINST)
+
+
+def _sheet(parts: Mapping[str, int], rows: Sequence[Row]) -> Figure:
+    """Rows of pictures in parts, each with its head and so many columns."""
+    height, width, _ = rows[0].parts[-1][0].picture.shape
+    starts = np.cumsum([0.0, *(count * (1 + GAP) - GAP + BETWEEN for count in parts.values())])
+    across, down = starts[-1] - BETWEEN, height / width + CAPTION + GAP
+    tops = HEAD + np.cumsum([row.above for row in rows]) + down * np.arange(len(rows))
+    with matplotlib.rc_context(STYLE):
+        label = 0.08 + 0.065 * max(len(row.name) for row in rows)  # inches
+        inch = min((WIDTH - label) / across, 1.0)
+        figure, axes = _canvas(label, inch, across, tops[-1] + down)
+        for start, head in zip(starts, parts, strict=False):
+            axes.text(start, HEAD - 0.1, head, ha="left", va="bottom", fontsize=7)
+        for top, row in zip(tops, rows, strict=True):
+            axes.text(-0.1, top + height / width / 2, row.name, ha="right", va="center", fontsize=7)
+            for start, cells in zip(starts, row.parts, strict=False):
+                for column, cell in enumerate(cells):
+                    left = start + column * (1 + GAP)
+                    _show(axes, cell.picture, left, top, height / width)
+                    below = top + height / width + 0.03
+                    axes.text(left + 0.5, below, cell.caption, ha="center", va="top", fontsize=6, color=cell.colour)
+    return figure
+
+
+def _canvas(label: float, inch: float, across: float, down: float) -> tuple[Figure, Axes]:
+    """Room for `across` × `down` pictures' widths of an `inch` each, right of a `label` of so many inches."""
+    figure = Figure(figsize=(label + inch * across, inch * down))
+    part = label / figure.get_figwidth()
+    axes = figure.add_axes((part, 0, 1 - part, 1))
+    axes.set_xlim(0, across)
+    axes.set_ylim(down, 0)
+    axes.set_axis_off()
+    return figure, axes
+
+
+def side_by_side(pictures: Mapping[str, NDArray[np.uint8]], captions: Sequence[str]) -> Figure:
+    """A row for each name with its pictures [Q, H, W, C], so that those of one caption [Q] stand below each other.
+
+    More pictures than fit into a row go on in further bands of rows.
+    """
+    names, count = list(pictures), len(captions)
+    _, height, width, _ = pictures[names[0]].shape
+    columns = min(count, IN_A_ROW)
+    bands = -(-count // IN_A_ROW)
+    across, down, head = 1 + GAP, height / width + GAP, 0.4  # of a picture's width; of a band, its captions
+    band = head + down * len(names)
+    with matplotlib.rc_context(STYLE):
+        label = 0.1 + 0.06 * max(map(len, names))  # inches
+        inch = min((WIDTH - label) / (IN_A_ROW * across), 1.0)
+        figure, axes = _canvas(label, inch, columns * across, bands * band)
+        for index, caption in enumerate(captions):
+            row, column = divmod(index, IN_A_ROW)
+            left, top = column * across, row * band + head
+            axes.text(left + 0.5, top - 0.08, caption, ha="center", va="bottom", fontsize=6, color=FAINT)
+            for place, name in enumerate(names):
+                _show(axes, pictures[name][index], left, top + place * down, height / width)
+        for row in range(bands):
+            for place, name in enumerate(names):
+                axes.text(-0.12, row * band + head + place * down + height / width / 2, name, ha="right", va="center")
+    return figure
+
+
+def _show(axes: Axes, picture: NDArray[np.uint8], left: float, top: float, height: float) -> None:
+    """One picture [H, W, C], one unit wide."""
+    rgb = np.broadcast_to(picture, (*picture.shape[:2], 3))
+    axes.imshow(rgb, extent=(left, left + 1, top + height, top), interpolation="nearest", aspect="auto")

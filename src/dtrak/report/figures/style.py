@@ -1,0 +1,57 @@
+"""What all figures have in common: their size on the page, letters, colours, and how they become a file."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dtrak.errors import UsageError
+from dtrak.files import write_bytes
+
+FORMATS: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
+DPI = 300
+WIDTH = 6.75  # inches, the text of a page
+COLUMN = 3.25  # half of it, with a gap
+PALE = ("#c9d8ea", "#f6d9b8", "#cfe5c8", "#f1c9c7", "#dccfe8", "#e4d6cd", "#f4d3e4", "#dcdcdc", "#e6e6b0", "#c5e6ea")
+# Wong's colours, which all eyes tell apart, with marks that tell the lines apart in print.
+STRONG = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333")
+MARKS = ("o", "s", "D", "^", "v", "P", "X")
+INK, FAINT, RULE = "#333333", "#8a8a8a", "#e6e6e6"
+FOR, AGAINST = "#0072b2", "#d55e00"
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "mathtext.fontset": "dejavusans",
+    "axes.edgecolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "pdf.fonttype": 42,  # text stays text
+}
+
+
+def bare(axes: Axes, rule: str) -> None:
+    """Leave of the frame what is needed: the axis of numbers, and pale rules across it."""
+    other = "y" if rule == "x" else "x"
+    axes.spines[["top", "right", "left" if rule == "x" else "bottom"]].set_visible(False)
+    axes.tick_params(axis=other, length=0)  # type: ignore[arg-type]
+    axes.tick_params(axis=rule, length=3, width=0.6)  # type: ignore[arg-type]
+    axes.grid(axis=rule, color=RULE, linewidth=0.6)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure as the path's ending says: .pdf or .png; the same figure gives the same bytes."""
+    path = Path(path)
+    ending = path.suffix.lower()
+    if ending not in FORMATS:
+        raise UsageError(f"cannot write a figure to {path}: its ending has to be one of {', '.join(FORMATS)}")
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format=ending[1:], dpi=DPI, metadata=FORMATS[ending])
+    write_bytes(path, buffer.getvalue())

@@ -1,0 +1,116 @@
+"""Where a curve's parts stand in a picture of WIDTH × HEIGHT units, for the page's own drawing of it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtrak.report.curves import Curve, Sample
+from dtrak.report.wording import plain
+
+WIDTH, HEIGHT = 480, 300
+LEFT, RIGHT, TOP, BOTTOM = 44, 12, 14, 46  # margins
+TICKS = 5  # about so many on an axis
+DECADE = 10.0
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From values to places, evenly or by their logarithm."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        low, high, at = (math.log(one) if self.log else one for one in (self.low, self.high, value))
+        return round(self.start + (self.end - self.start) * ((at - low) / (high - low) if high > low else 0.5), 1)
+
+
+@dataclass(frozen=True)
+class Tick:
+    place: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    y: float
+    low: float | None  # the ends of the error bar
+    high: float | None
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class Plot:
+    curve: Curve
+    lines: dict[str, list[Point]]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    ceiling: float | None
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    top: int = TOP
+    bottom: int = HEIGHT - BOTTOM
+
+    @property
+    def values(self) -> list[float]:
+        """Every x, for the table behind the drawing."""
+        return sorted({point.sample.x for points in self.lines.values() for point in points})
+
+    def at(self, method: str, x: float) -> Sample | None:
+        return next((point.sample for point in self.lines[method] if point.sample.x == x), None)
+
+
+def plot(curve: Curve) -> Plot:
+    samples = [sample for line in curve.lines.values() for sample in line]
+    xs = [sample.x for sample in samples]
+    reach = [sample.lds + sign * (sample.std or 0) for sample in samples for sign in (-1, 1)]
+    y_values = nice_ticks(min(reach), max(*reach, curve.ceiling or reach[0]))
+    inset = 16  # so that no mark stands on the edge
+    x = Axis(min(xs), max(xs), LEFT + inset, WIDTH - RIGHT - inset, curve.log)
+    y = Axis(y_values[0], y_values[-1], HEIGHT - BOTTOM, TOP)
+
+    def point(sample: Sample) -> Point:
+        ends = [None if sample.std is None else y.place(sample.lds + sign * sample.std) for sign in (-1, 1)]
+        return Point(x.place(sample.x), y.place(sample.lds), ends[0], ends[1], sample)
+
+    return Plot(
+        curve,
+        {method: [point(sample) for sample in line] for method, line in curve.lines.items()},
+        [Tick(x.place(value), plain_value(value)) for value in x_tick_values(sorted(set(xs)), curve.log)],
+        [Tick(y.place(value), f"{value:g}".replace("-", "−")) for value in y_values],
+        None if curve.ceiling is None else y.place(curve.ceiling),
+    )
+
+
+def nice_ticks(low: float, high: float) -> list[float]:
+    """Round numbers, 1, 2 or 5 of a power of ten apart, that enclose low and high, or at least 1 between them."""
+    high = max(high, low + 1)
+    rough = (high - low) / TICKS
+    power = DECADE ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    return [step * index for index in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
+
+
+def x_tick_values(xs: Sequence[float], log: bool) -> Sequence[float]:
+    """The values themselves if they are few, else whole powers of ten or round numbers between them."""
+    if len(xs) <= TICKS + 2:
+        return xs
+    if log:
+        powers = range(math.ceil(math.log10(xs[0]) - 1e-9), math.floor(math.log10(xs[-1]) + 1e-9) + 1)
+        every = -(-len(powers) // (TICKS + 2))
+        return [DECADE**power for power in powers[::every]]
+    return [value for value in nice_ticks(xs[0], xs[-1]) if xs[0] <= value <= xs[-1]]
+
+
+def plain_value(value: float) -> str:
+    """10, 4,096, 0.3, 10⁻⁵."""
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    text = f"{value:g}" if abs(value) >= 1e-3 else plain(value)
+    return text.replace("1.00×", "")

@@ -1,0 +1,80 @@
+"""Runs to report on: with random scores where only the page matters, and with paintings by the thousand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from dtrak.files import write_json, write_text
+from dtrak.recipes import Recipe, dump_recipe, load_recipe
+from dtrak.runs import Run
+from dtrak.scores import Scores, save_scores
+
+HOSTILE = '</title><script>alert("caption")</script>'
+ARTISTS = ("Klee", "af Klint & <b>co</b>")
+
+
+def make_run(
+    folder: Path,
+    recipe: Recipe,
+    queries: str,
+    count: int,
+    methods: tuple[str, ...] = ("d-trak",),
+    shift: float = 0.0,
+    kernels: tuple[str, ...] = (),
+) -> tuple[Run, dict[str, Scores]]:
+    """A run with random scores of its first `count` queries, moved by `shift`; `kernels` have self-influence."""
+    write_text(folder / "recipe.yaml", dump_recipe(recipe))
+    run = Run.open(folder)
+    train, ids = run.train_images, run.query_images(queries).ids[:count]
+    random = np.random.default_rng(0)
+    scores = {}
+    for method in methods:
+        values = random.normal(shift, size=(len(ids), len(train))).astype(np.float32)
+        own = random.random(len(train)).astype(np.float32) if method in kernels else None
+        scores[method] = Scores(values, train.ids, ids, method, train.columns, own)
+    save_scores(folder / "scores.npz", scores)
+    projection = {"projection": "sketch", "projection_dim": 4096, "damping": 0.1, "seed": 0}
+    made_by = {"queries": queries, "method": list(methods), "objective": None, "timesteps": 10, "seconds": 134.2}
+    write_json(folder / "attribution.json", made_by | projection)
+    return run, scores
+
+
+def paintings(folder: Path, count: int, size: tuple[int, int]) -> Recipe:
+    """A recipe whose training images are so many in colour, with artists and a hostile caption."""
+    random = np.random.default_rng(0)
+    rows = []
+    (folder / "art").mkdir(parents=True)
+    for n in range(count):
+        coarse = Image.fromarray(random.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+        coarse.resize(size, Image.Resampling.BICUBIC).save(folder / "art" / f"{n:03d}.png")
+        rows.append({"file_name": f"{n:03d}.png", "artist": ARTISTS[n % 2], "caption": HOSTILE})
+    (folder / "art" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return _recipe(str(folder / "art"))
+
+
+def gallery(folder: Path, train: int, queries: int, side: int = 64) -> tuple[Recipe, str]:
+    """A recipe with so many textured images of forty artists with long captions, and as many queries with prompts."""
+    folder.mkdir(parents=True)
+    captions = [f"painting {n}, " + "a quiet harbour with boats at dusk, " * 4 for n in range(train)]
+    artists = [f"artist {n % 40:02d}" for n in range(train)]
+    np.savez(folder / "train.npz", images=_textures(train, side, 0), artist=artists, caption=captions)
+    np.savez(folder / "queries.npz", images=_textures(queries, side, 1), prompt=captions[:queries])
+    return _recipe(str(folder / "train.npz")), str(folder / "queries.npz")
+
+
+def _recipe(train: str) -> Recipe:
+    content: dict[str, Any] = load_recipe("digits").model_dump() | {"data": {"train": train}}
+    return Recipe.model_validate(content | {"summary": HOSTILE})
+
+
+def _textures(count: int, side: int, seed: int) -> np.ndarray:
+    """uint8 [count, side, side, 3]: broad colours under fine strokes, which compress about as photographs do."""
+    random = np.random.default_rng(seed)
+    sum_ = np.zeros((count, side, side, 3))
+    for cells, weight in ((4, 110), (16, 60), (side, 25)):
+        coarse = random.random((count, cells, cells, 3), dtype=np.float32)
+        sum_ += weight * coarse.repeat(side // cells, 1).repeat(side // cells, 2)
+    return (sum_ + 30).clip(0, 255).astype(np.uint8)

@@ -1,0 +1,108 @@
+"""From a folder of paintings to the credit of their artists, through the command line, with a tiny Stable Diffusion."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import dtrak
+from dtrak.data import load_images
+from dtrak.scores import load_scores
+from tiny_stable_diffusion import save_paintings, save_pipeline, save_recipe
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `dtrak run` makes of the paintings; not to be changed."""
+    folder = tmp_path_factory.mktemp("paintings")
+    recipe = save_recipe(folder, save_pipeline(folder / "pipeline"))
+    outcome = dtrak("run", recipe, "--out", "run", cwd=folder)
+    assert outcome.code == 0, outcome.err
+    return folder / "run"
+
+
+@pytest.fixture
+def own_run(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def test_from_paintings_to_credit(run: Path) -> None:
+    pictures = load_images(str(run / "generated"))
+    assert pictures.columns["prompt"].tolist() == ["a diamond by carl", "a disc by anna", "a stripe by bert"]
+    scores = load_scores(run / "scores.npz")["d-trak"]
+    assert scores.values.shape == (3, 18)
+    assert np.isfinite(scores.values).all()
+    assert {one.group for one in scores.credit("artist")} == {"anna", "bert", "carl"}
+    page = (run / "report.html").read_text()
+    assert "Stable Diffusion" in page
+    assert "LoRA of rank 4" in page
+    assert "anna" in page
+    assert sorted(path.name for path in (run / "model").iterdir()) == ["dtrak.json", "pytorch_lora_weights.safetensors"]
+    assert len(list((run / "checkpoints").iterdir())) == 2
+
+
+LDS = """
+--subsets 4 --seeds 1 --output-timesteps 3 --output-noises 1 --validation-count 3 --keep-models --engine process
+--method raw-pixel-dot,tracin,d-trak,journey-trak,d-trak-ensemble --queries generated --timesteps 2 --ensemble-size 2
+"""
+COUNTERFACTUAL = "--count 1 --remove 6 --method random,d-trak --encoder efficientnet-lite0 --engine process"
+
+
+def test_lds_of_every_kind_of_method(own_run: Path) -> None:
+    outcome = dtrak("evaluate", "lds", own_run, *LDS.split(), cwd=own_run.parent)
+    assert outcome.code == 0, outcome.err
+    methods = json.loads((own_run / "lds.json").read_text())["methods"]
+    assert [*methods] == ["raw-pixel-dot", "tracin", "d-trak", "journey-trak", "d-trak-ensemble"]
+    with np.load(own_run / "benchmark" / "train.npz") as archive:
+        assert archive["prompt"].tolist()[:2] == ["a disc by anna", "a stripe by bert"]
+    kept = sorted((own_run / "benchmark" / "retrained").iterdir())
+    assert len(kept) == 4
+    assert (kept[0] / "pytorch_lora_weights.safetensors").exists()
+
+
+def test_counterfactual_distances_are_of_latents(own_run: Path) -> None:
+    outcome = dtrak("evaluate", "counterfactual", own_run, *COUNTERFACTUAL.split(), cwd=own_run.parent)
+    assert outcome.code == 0, outcome.err
+    assert "ℓ2: of latents" in " ".join(outcome.out.split())
+    found = json.loads((own_run / "counterfactual" / "counterfactual.json").read_text())
+    assert all(value > 0 for one in found["methods"].values() for value in one["l2"]["per_query"])
+
+
+def test_a_lora_that_was_trained_elsewhere(run: Path, tmp_path: Path) -> None:
+    """With its pipeline beside it, it gives the scores of the run."""
+    pipeline, weights = run.parent / "pipeline", run / "model" / "pytorch_lora_weights.safetensors"
+    common = ["--train", run.parent / "train", "--queries", run / "generated", "--timesteps", 4]
+    common += ["--projection-dim", 128, "--prompt", "{caption}"]
+    outcome = dtrak("attribute", "--model", pipeline, "--lora", weights, *common, "--out", "scores.npz", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    found, expected = (load_scores(path)["d-trak"] for path in (tmp_path / "scores.npz", run / "scores.npz"))
+    np.testing.assert_allclose(found.values, expected.values, rtol=1e-3, atol=1e-6)
+
+
+def test_pictures_of_one_prompt(own_run: Path) -> None:
+    outcome = dtrak("generate", own_run, "--count", 2, "--prompt", "a disc by bert", cwd=own_run.parent)
+    assert outcome.code == 0, outcome.err
+    lines = [json.loads(line) for line in (own_run / "generated" / "metadata.jsonl").read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == ["a disc by bert"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("attribute run --lora x", "give a run (run), or --model and --train (and --lora, --prompt, --size), not both"),
+        ("attribute --model pipeline --lora x --train train --queries train --out s.npz", "no LoRA at 'x'"),
+        ("attribute --model pipeline --train odd --queries odd --out s.npz", "give --size 16"),
+    ],
+)
+def test_mistakes_are_named(run: Path, arguments: str, message: str) -> None:
+    if not (run.parent / "odd").exists():
+        from PIL import Image
+
+        save_paintings(run.parent / "odd", 3)
+        for path in (run.parent / "odd").glob("*.png"):
+            Image.open(path).resize((18, 18)).save(path)
+    outcome = dtrak(*arguments.split(), cwd=run.parent)
+    assert outcome.code == 2
+    assert message in outcome.error
