@@ -16,8 +16,8 @@ from dtrak.data import load_images
 from dtrak.errors import UsageError
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.evaluation.tables import Cell, Table
-from dtrak.memory import Peak, activation_bytes
-from dtrak.models import ddpm
+from dtrak.memory import Peak, kept_bytes
+from dtrak.models import new_model
 from dtrak.models.layout import lay_out
 from dtrak.pipeline import attribute_run
 from dtrak.planning import Plan, Step, plan
@@ -25,6 +25,7 @@ from dtrak.recipes import Recipe, load_recipe
 from dtrak.runs import Run
 from dtrak.sampling import generate, sample
 from dtrak.training import Trainer, train, train_in_memory
+from tiny_stable_diffusion import SIDE, save_pipeline
 
 MakeRecipe = Callable[..., Path]
 
@@ -113,7 +114,7 @@ def test_memory_is_as_much_as_the_steps_take(name: str) -> None:
     shape = (1, 8, 8) if name == "digits" else (1, 16, 16)
     images = load_images("digits:train", size=shape[1])
     steps, layout = steps_of(loaded, 1000, 797, shape), lay_out(loaded.model, shape, name)
-    model = ddpm.new(loaded.ddpm.unet, loaded.ddpm.schedule.model_dump(), shape, name)
+    model = new_model(loaded.model, shape, name)
     weights = sum(value.nbytes for value in model.network.parameters())
     assert weights == 4 * layout.trained
     trainer = Trainer(model, images, loaded.training)
@@ -126,29 +127,32 @@ def test_memory_is_as_much_as_the_steps_take(name: str) -> None:
     with Peak() as peak:
         sample(model, range(30), 2)
     assert weights + peak.bytes == pytest.approx(steps["generate"].memory, rel=0.05)
-    assert activation_bytes(model) <= layout.activations <= 1.4 * activation_bytes(model), "dropout's masks"
+    model.network.train()
+    kept = kept_bytes(model.network, lambda: model.predict(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.long)))
+    assert layout.activations == pytest.approx(kept, rel=0.05)
 
 
 def test_the_sizes_of_a_stable_diffusion_come_from_its_folder(tmp_path: Path) -> None:
-    from diffusers import AutoencoderKL, UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModel
+    base, shape = save_pipeline(tmp_path / "pipeline"), (3, 2 * SIDE, 2 * SIDE)
+    recipe = load_recipe("artbench2", "small", {"model": {"base": str(base), "lora": {"rank": 2}}})
+    layout = lay_out(recipe.model, shape, "tiny")
+    model = new_model(recipe.model, shape, "tiny")
+    assert model.autoencoder is not None
+    assert model.prompts is not None
+    assert layout.trained == sum(value.numel() for value in model.parameters().values()) > 0
+    networks = (model.network, model.autoencoder.network, model.prompts.encoder)
+    assert layout.trained + layout.frozen == sum(value.numel() for one in networks for value in one.parameters())
+    assert layout.latents == np.prod(model.shape)
+    told = model.prompts.embed(["a painting"])
+    noisy, timestep = torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long)
+    model.network.train()
+    kept = kept_bytes(model.network, lambda: model.predict(noisy, timestep, told))
+    assert layout.activations == pytest.approx(kept, rel=0.05), "though its prompts are shorter"
+    assert "latents" in steps_of(recipe, 200, 20, shape)
 
-    blocks = {"down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"], "block_out_channels": [8, 16]}
-    blocks |= {"up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"], "norm_num_groups": 4}
-    unet = UNet2DConditionModel(cross_attention_dim=16, attention_head_dim=4, layers_per_block=1, **blocks)
-    text = CLIPTextModel(CLIPTextConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, vocab_size=50))
-    vae = AutoencoderKL(norm_num_groups=4, block_out_channels=[8])
-    for name, part in (("unet", unet), ("vae", vae), ("text_encoder", text)):
-        part.save_pretrained(tmp_path / name)
-    recipe = load_recipe("artbench2", "small", {"model": {"base": str(tmp_path), "lora": {"rank": 2}}})
-    layout = lay_out(recipe.model, (3, 16, 16), "tiny")
-    assert layout.frozen == sum(value.numel() for part in (unet, vae, text) for value in part.parameters())
-    attended = [module for name, module in unet.named_modules() if name.endswith(("to_q", "to_k", "to_v", "to_out.0"))]
-    assert layout.trained == 2 * sum(one.in_features + one.out_features for one in attended)
-    assert layout.trained > 0
-    wrong = load_recipe("artbench2", "small", {"model": {"base": str(tmp_path), "lora": {"targets": ["to_w"]}}})
+    wrong = load_recipe("artbench2", "small", {"model": {"base": str(base), "lora": {"targets": ["to_w"]}}})
     with pytest.raises(UsageError, match=r"tiny: model\.lora\.targets: the U-Net has no layers called to_w"):
-        lay_out(wrong.model, (3, 16, 16), "tiny")
+        lay_out(wrong.model, shape, "tiny")
 
 
 def cell(table: Table, step: str, head: str) -> str:
@@ -163,6 +167,7 @@ def test_the_papers_settings_are_foretold_without_their_data(tmp_path: Path, mon
     assert cell(table, "train", "what") == "5,000 images × 100 epochs: 7,900 steps of 64"
     assert cell(table, "generate", "forward passes") == f"{1000 * 50 * 2:,}", "guided"
     assert cell(table, "features", "disk") == "1.4 GB"
+    assert cell(table, "latents", "what") == "5,000 images and their mirror images, by the autoencoder"
     assert cell(table, "score", "what") == "1,000 pictures × 5,000 images: a kernel of 5,000 × 5,000"
     assert cell(table, "lds: retrain", "what") == "64 subsets × 3 seeds = 192 models on 2,500 images"
     assert cell(table, "lds: outputs", "forward passes") == f"{192 * 2000 * 1000 * 3:,}"

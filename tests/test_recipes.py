@@ -11,7 +11,7 @@ import pytest
 from dtrak.errors import UsageError
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.models.layout import lay_out
-from dtrak.recipes import StableDiffusionRecipe, dump_recipe, load_recipe, recipe_names, recipe_text
+from dtrak.recipes import DDPMRecipe, StableDiffusionRecipe, dump_recipe, load_recipe, recipe_names, recipe_text
 from dtrak.runs import Run
 from dtrak.selection import chosen_rows
 from dtrak.timesteps import select_timesteps
@@ -95,6 +95,7 @@ def test_everything_else_is_as_in_the_paper(name: str) -> None:
     assert training.epochs == (200 if is_ddpm else 100)
     assert training.batch_size == (128 if is_ddpm else 64)
     assert training.learning_rate == (1e-4 if is_ddpm else 3e-4)
+    assert training.prompt_dropout == (0.0 if is_ddpm else 0.1)
     assert training.betas == ((0.95, 0.999) if is_ddpm else (0.9, 0.999))
     assert (training.warmup, training.weight_decay, training.gradient_clip) == (0.1, 1e-6, 1.0)
     assert (training.flip, training.checkpoints) == (True, 4)
@@ -109,10 +110,11 @@ def test_everything_else_is_as_in_the_paper(name: str) -> None:
     sizes = {"celeba": (140, 64), "cifar2": (None, 32), "cifar10": (None, 32)}
     assert (recipe.data.crop, recipe.data.size) == sizes.get(name, (None, 256))
     if is_ddpm:
-        schedule = recipe.ddpm.schedule
+        assert isinstance(recipe.model, DDPMRecipe)
+        schedule = recipe.model.schedule
         assert (schedule.num_train_timesteps, schedule.beta_schedule) == (1000, "linear")
         assert (schedule.beta_start, schedule.beta_end) == (1e-4, 0.02)
-        assert recipe.ddpm.unet["dropout"] == 0.1
+        assert recipe.model.unet["dropout"] == 0.1
     else:
         assert isinstance(recipe.model, StableDiffusionRecipe)
         assert recipe.model.base == "lambdalabs/miniSD-diffusers"
@@ -136,7 +138,9 @@ def test_the_defaults_of_training_are_the_papers(recipe: MakeRecipe) -> None:
     assert (training.betas, training.weight_decay, training.warmup) == ((0.95, 0.999), 1e-6, 0.1)
     assert (training.batch_size, training.flip, training.checkpoints) == (128, True, 4)
     for name in ("cifar2-small", "digits", "digits-benchmark"):
-        assert load_recipe(name).ddpm.unet["dropout"] == 0.1
+        model = load_recipe(name).model
+        assert isinstance(model, DDPMRecipe)
+        assert model.unet["dropout"] == 0.1
     assert load_recipe(str(recipe(training={"learning_rate": 1e-4}))).training.flip is False
 
 
@@ -195,7 +199,9 @@ def test_changes_take_the_place_of_single_fields() -> None:
     changed = load_recipe("cifar2", changes={"data": {"train": "mine.npz"}, "model": {"unet": {"dropout": 0.5}}})
     plain = load_recipe("cifar2")
     assert changed.data == plain.data.model_copy(update={"train": "mine.npz"})
-    assert changed.ddpm.unet == plain.ddpm.unet | {"dropout": 0.5}
+    assert isinstance(changed.model, DDPMRecipe)
+    assert isinstance(plain.model, DDPMRecipe)
+    assert changed.model.unet == plain.model.unet | {"dropout": 0.5}
     assert changed.training == plain.training
     with pytest.raises(UsageError, match=r"model\.base: Extra inputs are not permitted \(it says 'x'\)"):
         load_recipe("cifar2", changes={"model": {"base": "x"}})
@@ -256,6 +262,7 @@ def test_what_is_no_mapping_is_no_recipe(tmp_path: Path, content: str) -> None:
         ({"model": {"kind": "gan"}}, "model: Its kind should be ddpm or stable-diffusion (it says {'kind': 'gan'"),
         ({"model": {"kind": "stable-diffusion"}}, "model.base: Field required"),
         ({"generation": {"guidance": 7.5}}, "generation.guidance is 7.5, but a ddpm has no prompts"),
+        ({"training": {"prompt_dropout": 0.1}}, "training.prompt_dropout is 0.1, but a ddpm has no prompts"),
         ({"data": {"select": {"count": 5, "per_class": 2}}}, "a selection has count 5 and per_class 2: give one"),
     ],
 )
@@ -284,7 +291,8 @@ def test_an_impossible_network_is_refused_before_anything_is_written(
     recipe: MakeRecipe, tmp_path: Path, unet: dict[str, Any], says: str
 ) -> None:
     loaded = load_recipe(str(recipe()))
-    changed = loaded.model_copy(update={"model": loaded.ddpm.model_copy(update={"unet": loaded.ddpm.unet | unet})})
+    assert isinstance(loaded.model, DDPMRecipe)
+    changed = loaded.model_copy(update={"model": loaded.model.model_copy(update={"unet": loaded.model.unet | unet})})
     with pytest.raises(UsageError) as caught:
         Run.create(tmp_path / "run", changed)
     assert says in str(caught.value)

@@ -216,6 +216,27 @@ def test_latents_are_drawn_in_training_and_their_mode_counts_otherwise(base: Pat
     assert float((both - middle).abs().mean()) < float((both - posterior.mean * scale).abs().mean())
 
 
+def test_some_prompts_are_left_empty_in_training(recipe: Path, paintings: Images) -> None:
+    trainer = trainer_of(recipe, paintings)
+    rows = np.arange(len(paintings))
+    own = trainer.view.condition(rows)["encoder_hidden_states"]
+    prompts = trainer.model.prompts
+    assert prompts is not None
+    empty = prompts.embed([""])["encoder_hidden_states"]
+
+    def told(share: float) -> Tensor:
+        trainer.settings = trainer.settings.model_copy(update={"prompt_dropout": share})
+        return trainer.told(rows, np.random.default_rng(0))["encoder_hidden_states"]
+
+    assert torch.equal(told(0.0), own)
+    assert torch.equal(told(1.0), empty.expand_as(own))
+    some = told(0.5)
+    is_empty = (some == empty).flatten(1).all(1)
+    assert 3 <= is_empty.sum() <= len(paintings) - 3
+    assert torch.equal(some[~is_empty], own[~is_empty])
+    trainer.take_step()
+
+
 def test_latents_are_computed_once(base: Path, paintings: Images, tmp_path: Path) -> None:
     model = load_model(str(base))
     first = model.view(paintings, tmp_path)

@@ -41,10 +41,7 @@ def activation_bytes(model: DiffusionModel, condition: Condition | None = None) 
 
 
 def kept_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:
-    """What autograd keeps of a forward pass for the backward one, weights aside; on the meta device as well.
-
-    There, attention is spelt out and keeps its matrices: a few percent more than where it is one operation.
-    """
+    """What autograd keeps of a forward pass for the backward one, weights aside; on the meta device as well."""
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Step:
     what: str
     forward: int = 0  # passes
     backward: int = 0
-    memory: int = 0  # bytes, at most
+    memory: int = 0  # bytes
     disk: int = 0
 
 
@@ -60,6 +60,7 @@ class Plan:
     def steps(self) -> list[Step]:
         """What `dtrak run` does, and then what `dtrak evaluate` would."""
         return [
+            *([self.encoding()] if self.layout.latents else []),
             self.training(),
             self.generating(),
             self.featurizing("features", self.generated, self.objectives),
@@ -86,10 +87,22 @@ class Plan:
         return FLOAT * (self.layout.frozen + self.layout.trained)
 
     @property
+    def latents(self) -> int:
+        """Bytes of the training images' latents, a mean and a deviation each, and of their mirror images'."""
+        return self.train * (1 + self.recipe.training.flip) * 2 * FLOAT * self.layout.latents
+
+    @property
     def training_memory(self) -> int:
-        """Weights; a gradient and the optimiser's two moments for what is trained; the activations of a batch."""
+        """Weights; a gradient and the optimiser's two moments for what is trained; a batch's activations; latents."""
         batch = min(self.recipe.training.batch_size, self.train)
-        return self.weights + 3 * FLOAT * self.layout.trained + batch * self.layout.activations
+        changing = 3 * FLOAT * self.layout.trained
+        return self.weights + changing + batch * self.layout.activations + self.latents
+
+    def encoding(self) -> Step:
+        mirrored = " and their mirror images" * self.recipe.training.flip
+        what = f"{self.train:,} images{mirrored}, by the autoencoder"
+        queries = self.generated * 2 * FLOAT * self.layout.latents
+        return Step("latents", what, disk=self.latents + queries)
 
     def training(self) -> Step:
         settings = self.recipe.training
@@ -172,7 +185,8 @@ class Plan:
         passes = models * left * recipe.training.epochs
         drawn = models * recipe.generation.steps * (1 + (recipe.generation.guidance is not None))
         what = f"{JUDGED} methods × {pictures:,} pictures = {models:,} models on {left:,} images, at most"
-        disk = models * (recipe.generation.steps + 1) * math.prod(self.shape) * FLOAT
+        pixels = math.prod(self.shape)
+        disk = models * (pixels + recipe.generation.steps * (self.layout.latents or pixels)) * FLOAT
         return Step("counterfactual", what, passes + drawn, passes, self.training_memory, disk)
 
 
@@ -227,13 +241,13 @@ def _table(made: Plan, folder: Path, missing: list[str]) -> Table:
     frozen = f", beside {layout.frozen / 1e6:,.1f} M that stay as they are" if layout.frozen else ""
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     largest = max(steps, key=lambda one: one.memory)
-    fits = "as much as" if largest.memory <= made.device_memory else "LESS than"
+    enough = "enough for" if largest.memory <= made.device_memory else "LESS than is needed for"
     notes = [
         f"{layout.trained:,} parameters ({layout.trained / 1e6:,.1f} M) are trained and attributed{frozen}.",
-        "A pass is one image through the network. Memory, of each model that is trained or used, and disk are upper "
-        "bounds in float32; Python and torch take some memory by themselves.",
+        "A pass is one image through the network. Memory is that of one model's tensors in float32; Python and torch "
+        "take some by themselves.",
         f"In all {_size(sum(one.disk for one in steps)).text} on disk, of {_size(shutil.disk_usage(there).free).text} "
-        f"free; there are {_size(made.device_memory).text} of memory, {fits} {largest.name} may need.",
+        f"free; there are {_size(made.device_memory).text} of memory, {enough} {largest.name}.",
         *dict.fromkeys(missing),
     ]
     caption = f"{made.recipe.name}, into {folder}: {made.recipe.summary}"

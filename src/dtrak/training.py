@@ -6,6 +6,7 @@ remember: a run that is killed goes on from its last state and ends with the sam
 
 import math
 import time
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from dtrak.errors import DtrakError
 from dtrak.files import alone_in, clear_leftovers, write_bytes
 from dtrak.memory import activation_bytes
 from dtrak.models import DiffusionModel, View, new_model, save_model
+from dtrak.models.prompts import Condition
 from dtrak.models.views import moved
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
@@ -111,7 +113,7 @@ class Trainer:
         timesteps = torch.from_numpy(random.integers(model.timesteps, size=len(clean))).to(model.device)
         torch.manual_seed(int(random.integers(2**62)))  # for dropout
         model.network.train()
-        told = moved(self.view.condition(rows), model.device)
+        told = self.told(rows, random)
         predicted = model.predict(model.add_noise(clean, noise, timesteps), timesteps, told)
         loss = F.mse_loss(predicted, model.training_target(clean, noise, timesteps))
         if not loss.isfinite():
@@ -130,6 +132,23 @@ class Trainer:
         epoch, place = divmod(self.step, self.steps_per_epoch)
         order = stream(self.settings.seed, "epoch", epoch).permutation(len(self.view))
         return order[place * self.settings.batch_size :][: self.settings.batch_size]
+
+    def told(self, rows: NDArray[np.int64], random: np.random.Generator) -> Condition:
+        """What the model is told about the images of this step, each [B, …]: nothing about some, if that is wanted."""
+        told = moved(self.view.condition(rows), self.model.device)
+        if not self.settings.prompt_dropout:
+            return told
+        untold = torch.from_numpy(random.random(len(rows)) < self.settings.prompt_dropout).to(self.model.device)
+        empty = moved(self.untold, self.model.device)
+        return {
+            name: torch.where(untold.view(-1, *[1] * (value.dim() - 1)), empty[name], value)
+            for name, value in told.items()
+        }
+
+    @cached_property
+    def untold(self) -> Condition:
+        """What the model is told by an empty prompt, each [1, …]."""
+        return {} if self.model.prompts is None else self.model.prompts.embed([""])
 
     def save(self, path: Path) -> None:
         """Write weights, the optimiser's moments and the step, as one safetensors file."""

@@ -1,14 +1,16 @@
 """How large a recipe's model is, before it exists: laid out on torch's meta device, where tensors are shapes alone."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from peft import LoraConfig
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from dtrak.errors import UsageError
@@ -34,11 +36,21 @@ class Layout:
     frozen: int  # parameters that stay as they are
     activations: int  # bytes that training keeps of one image between the two passes, at most
     working: int  # bytes that a forward pass alone takes for one image, at most
+    latents: int = 0  # numbers that an autoencoder makes of an image; none where pixels are denoised
+
+
+class FusedAttention(TorchFunctionMode):
+    """Attention as one operation, as devices have it: the meta device would spell it out and keep its matrices."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.scaled_dot_product_attention:
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*args[:3])[0]
+        return function(*args, **(kwargs or {}))
 
 
 def lay_out(model: Model, shape: tuple[int, int, int], source: str) -> Layout:
     """The size of a recipe's model for images of `shape` (C, H, W)."""
-    with torch.device("meta"):
+    with torch.device("meta"), FusedAttention():
         if isinstance(model, DDPMRecipe):
             built = ddpm.new(model.unet, model.schedule.model_dump(), shape, source)
             return _measured(built.network, 0, lambda: built.predict(torch.zeros(1, *shape), _timestep()))
@@ -58,7 +70,8 @@ def _stable_diffusion(base: Path, lora: LoRA, shape: tuple[int, int, int], sourc
     latents = torch.zeros(1, unet.config.in_channels, *(side // 2**halvings for side in shape[1:]))
     prompt = torch.zeros(1, PROMPT_LENGTH, unet.config.cross_attention_dim)
     frozen = _count(vae) + _count(text_encoder)
-    return _measured(unet, frozen, lambda: unet(latents, _timestep(), prompt).sample)
+    measured = _measured(unet, frozen, lambda: unet(latents, _timestep(), prompt).sample)
+    return replace(measured, latents=latents.numel())
 
 
 def _unet(base: Path) -> Any:

@@ -101,7 +101,6 @@ class StableDiffusionRecipe(Section):
     base: str  # a pipeline's folder, or a hub id
     lora: LoRA
     prompt: str  # over an image's columns: "a {label} painting", "{caption}"
-    prompt_dropout: Fraction = 0.0  # of the prompts are left empty in training, for guidance
 
     @property
     def timesteps(self) -> int:
@@ -131,6 +130,7 @@ class Training(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 1e-6
     gradient_clip: Annotated[float, Field(gt=0)] = 1.0
     flip: bool = False  # random horizontal flips
+    prompt_dropout: Fraction = 0.0  # of the prompts are left empty, for guidance
     checkpoints: Positive = 4  # evenly spaced and kept
     seed: Seed = 0
 
@@ -180,20 +180,18 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
 
     @model_validator(mode="after")
-    def _generation_fits_the_model(self) -> "Recipe":
-        steps, most, guidance = self.generation.steps, self.model.timesteps, self.generation.guidance
+    def _sections_fit_the_model(self) -> "Recipe":
+        steps, most = self.generation.steps, self.model.timesteps
         if steps > most:
             raise ValueError(f"generation.steps is {steps}, but model.schedule.num_train_timesteps only {most}")
-        if guidance is not None and self.model.kind == "ddpm":
-            raise ValueError(f"generation.guidance is {guidance}, but a ddpm has no prompts: leave it out")
+        about_prompts = {
+            "generation.guidance": self.generation.guidance,
+            "training.prompt_dropout": self.training.prompt_dropout,
+        }
+        for field, value in about_prompts.items():
+            if value and self.model.kind == "ddpm":
+                raise ValueError(f"{field} is {value}, but a ddpm has no prompts: leave it out")
         return self
-
-    @property
-    def ddpm(self) -> DDPMRecipe:
-        """The model, where only a DDPM will do."""
-        if not isinstance(self.model, DDPMRecipe):
-            raise UsageError(f"{self.name}: model.kind is {self.model.kind}, but only ddpm can be built so far")
-        return self.model
 
     def with_subset(self, path: str) -> "Recipe":
         return self.model_copy(update={"data": self.data.model_copy(update={"subset": path})})
