@@ -357,3 +357,29 @@ def test_a_cluster_that_is_not_there_is_named_at_once(ray_nodes: Any, address: s
 def test_a_job_that_fits_on_no_node_is_refused(make: Callable[[str], Engine]) -> None:
     with pytest.raises(UsageError, match="a job takes 64 threads, but no node of the Ray cluster has more than 1 CPUs"):
         list(make("ray").run(double, 1, [1], 64))
+
+
+def seen_card(pause: float, job: int) -> tuple[int, str | None]:
+    time.sleep(pause)
+    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_each_worker_of_a_pool_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only their number is made up: the workers are real, and see one each."""
+    monkeypatch.setattr("dtrak.engines.pool.gpus", lambda: ["3", "5"])
+    found = [result for _, result in make_engine("pool").run(seen_card, 0.5, range(6), gpu=True)]
+    assert {card for _, card in found} == {"3", "5"}
+    assert len(set(found)) == 2
+    assert all(card is None for _, (_, card) in make_engine("pool", 1).run(seen_card, 0.0, range(2)))
+
+
+def test_gpus_are_those_that_the_user_left_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dtrak.engines.pool import gpus
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,4")
+    assert gpus() == ["2", "4"]
+
+
+def test_a_cluster_without_gpus_refuses_jobs_that_need_one(make: Callable[[str], Engine]) -> None:
+    with pytest.raises(UsageError, match="no node of the Ray cluster has one"):
+        list(make("ray").run(seen_card, 0.0, range(1), gpu=True))

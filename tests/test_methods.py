@@ -1,8 +1,8 @@
 """Every method against its formula, written out from the definitions: gradients one image and timestep at a time by
-autograd, explicit inverses in float64, plain loops over retrained models. And the laws that the formulas obey."""
+autograd, explicit inverses in float64, plain loops over retrained models."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -11,23 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
 import dtrak
 import tiny
-from dtrak.damping import Damping
 from dtrak.encoders import load_encoder
-from dtrak.errors import UsageError
 from dtrak.features import FeatureStore
-from dtrak.kernels import decompose
 from dtrak.methods import METHODS
-from dtrak.methods.inputs import InMemory, RetrainedLosses, Vectors
 from dtrak.models import ddpm
 from dtrak.noise import gaussian
-from test_benchmark import TRAIN, VALIDATION, random_halves, write_benchmark
+from test_benchmark import TRAIN, VALIDATION, write_benchmark
+from test_outcome_methods import loops, score_outcomes
 
 Array = NDArray[np.float64]
 Copy = tuple[Tensor, int, int]  # a clean image, its timestep and the draw of its noise
@@ -322,82 +317,10 @@ def test_each_model_of_an_ensemble_has_a_projection_of_its_own(tmp_path: Path) -
     assert_close(found.values, np.mean([small_kernel(train, queries) for queries, train in features], axis=0))
 
 
-# what retrained models made of the queries
-
-
-def loops(masks: NDArray[np.bool_], losses: NDArray[Any]) -> Array:
-    """Mean loss without n − mean loss with n; nothing to compare where n was always or never in."""
-    found = np.zeros((losses.shape[1], masks.shape[1]))
-    for query, image in np.ndindex(found.shape):
-        with_it = [float(losses[s, query]) for s in range(len(masks)) if masks[s, image]]
-        without = [float(losses[s, query]) for s in range(len(masks)) if not masks[s, image]]
-        if with_it and without:
-            found[query, image] = sum(without) / len(without) - sum(with_it) / len(with_it)
-    return found
-
-
-def ridge(masks: NDArray[np.bool_], losses: Array, strength: float) -> tuple[Array, float]:
-    """w and c of the smallest Σ (w·mask + c − loss)² + strength ‖w‖², by its normal equations."""
-    inputs = np.column_stack([masks, np.ones(len(masks))]).astype(np.float64)
-    penalty = np.diag([strength] * masks.shape[1] + [0.0])
-    solution = np.linalg.solve(inputs.T @ inputs + penalty, inputs.T @ losses)
-    return solution[:-1], float(solution[-1])
-
-
-def leave_one_out_error(masks: NDArray[np.bool_], losses: Array, strength: float) -> float:
-    errors = []
-    for left_out in range(len(masks)):
-        others = np.arange(len(masks)) != left_out
-        weights, constant = ridge(masks[others], losses[others], strength)
-        errors.append((masks[left_out] @ weights + constant - losses[left_out]) ** 2)
-    return float(np.mean(errors))
-
-
-def score_outcomes(method: str, masks: NDArray[np.bool_], losses: NDArray[Any]) -> NDArray[np.float32]:
-    return METHODS[method].formula(RetrainedLosses(masks, losses), Damping())
-
-
-def linear_world(
-    subsets: int, influence: Array, noise: float = 0.0, seed: int = 0
-) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-    """Retrained models whose losses are a constant minus the influence of their images, plus noise.
-
-    Images are in or out independently: halves of one size tell influences only up to a constant.
-    """
-    random = np.random.default_rng(seed)
-    masks = random.random((subsets, influence.shape[1])) < 0.5
-    losses = 3 - masks @ influence.T + noise * random.normal(size=(subsets, len(influence)))
-    return masks, losses.astype(np.float32)
-
-
 def test_empirical_influence_is_a_difference_of_means(benchmark: Path) -> None:
     found = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="empirical-influence", retrained=benchmark)
     masks, losses = np.load(benchmark / "masks.npy"), np.load(benchmark / "losses.npy")
     np.testing.assert_allclose(found.values, loops(masks, losses.mean(1)[:, [3, 0, 2]]), rtol=1e-4, atol=1e-6)
-
-
-def test_empirical_influence_of_an_image_that_was_always_or_never_in_is_nothing() -> None:
-    masks, losses = linear_world(20, np.ones((2, 6)))
-    masks[:, 1], masks[:, 4] = True, False
-    found = score_outcomes("empirical-influence", masks, losses)
-    np.testing.assert_allclose(found, loops(masks, losses), rtol=1e-4, atol=1e-6)
-    assert (found[:, [1, 4]] == 0).all()
-
-
-def test_the_datamodel_is_the_ridge_regression_that_predicts_left_out_models_best() -> None:
-    """Its strength is another for losses with more noise."""
-    random = np.random.default_rng(7)
-    masks = random_halves(40, 12, seed=5)
-    losses = 3 - masks @ random.normal(size=(12, 4)) + random.normal(size=(40, 4)) * [0.1, 1, 3, 10]
-    found = score_outcomes("datamodel", masks, losses)
-    strengths = np.logspace(-2, 5, 22)
-    chosen = []
-    for query in range(4):
-        errors = [leave_one_out_error(masks, losses[:, query], strength) for strength in strengths]
-        chosen.append(int(np.argmin(errors)))
-        weights, _ = ridge(masks, losses[:, query], strengths[chosen[-1]])
-        np.testing.assert_allclose(found[query], -weights, rtol=1e-4, atol=1e-6)
-    assert len(set(chosen)) > 1
 
 
 def test_datamodels_take_the_benchmarks_losses(benchmark: Path) -> None:
@@ -405,42 +328,6 @@ def test_datamodels_take_the_benchmarks_losses(benchmark: Path) -> None:
     masks, losses = np.load(benchmark / "masks.npy"), np.load(benchmark / "losses.npy").mean(1)[:, [3, 0, 2]]
     for name, scores in found.items():
         np.testing.assert_allclose(scores.values, score_outcomes(name, masks, losses), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("method", OUTCOMES)
-def test_a_known_linear_datamodel_is_recovered(method: str) -> None:
-    """With its sign: what lowers a loss has a positive score."""
-    influence = np.random.default_rng(3).normal(size=(3, 20))
-    found = score_outcomes(method, *linear_world(2000, influence, noise=0.1))
-    # To the mean of an image's absence, all others are noise.
-    np.testing.assert_allclose(found, influence, atol=0.4 if method == "empirical-influence" else 0.02)
-
-
-def test_the_lasso_recovers_a_sparse_datamodel() -> None:
-    influence = np.zeros((2, 30))
-    influence[0, [3, 11, 20]], influence[1, [0, 29]] = [2, -1, 1.5], [-2, 1]
-    found = score_outcomes("datamodel-lasso", *linear_world(150, influence, noise=0.1))
-    np.testing.assert_allclose(found, influence, atol=0.1)
-    for query, expected in zip(found, influence, strict=True):
-        assert np.abs(query[expected == 0]).max() < 0.25 * np.abs(query[expected != 0]).min()
-
-
-def test_the_lasso_is_at_its_optimum() -> None:
-    """Of ‖loss − w·mask − c‖²/2S + α‖w‖₁: an image's slope is α in size where w is not zero, and no more elsewhere."""
-    influence = np.random.default_rng(3).normal(size=(2, 15)) * (np.arange(15) < 5)
-    masks, losses = linear_world(60, influence, noise=1.0)
-    centred, targets = masks - masks.mean(0), losses - losses.mean(0, dtype=np.float64)
-    for query, scores in enumerate(score_outcomes("datamodel-lasso", masks, losses).astype(np.float64)):
-        slopes = centred.T @ (targets[:, query] + centred @ scores) / len(masks)
-        inside, strength = scores != 0, np.abs(slopes).max()
-        assert 0 < inside.sum() < 15
-        np.testing.assert_allclose(slopes[inside], -strength * np.sign(scores[inside]), rtol=0.02, atol=1e-4)
-
-
-@pytest.mark.parametrize("method", OUTCOMES)
-def test_too_few_retrained_models_are_refused(method: str) -> None:
-    with pytest.raises(UsageError, match="3 retrained models are too few"):
-        score_outcomes(method, *linear_world(3, np.ones((1, 6))))
 
 
 # one sign
@@ -516,132 +403,3 @@ def test_a_dot_product_is_never_more_than_the_larger_of_two_self_scores(checkpoi
         np.testing.assert_allclose(values, values.T, rtol=1e-4, atol=1e-5 * np.abs(values).max())
         bound = np.sqrt(np.outer(np.diag(values), np.diag(values)))
         assert (values <= bound * (1 + 1e-5)).all()
-
-
-@pytest.mark.parametrize("method", OUTCOMES)
-def test_an_image_that_halves_the_loss_is_the_top_proponent(method: str) -> None:
-    masks, losses = linear_world(400, np.zeros((3, 10)), noise=0.05)
-    losses[masks[:, 6]] /= 2
-    losses[masks[:, 2]] *= 1.2
-    scores = score_outcomes(method, masks, losses)
-    assert (scores.argmax(1) == 6).all()
-    assert (scores.argmin(1) == 2).all()
-
-
-# laws
-
-sizes = st.integers(1, 8)
-seeds = st.integers(0, 10_000)
-factors = st.floats(1e-6, 1e6)
-law = settings(max_examples=40, deadline=None)
-
-
-def random_vectors(train: int, dim: int, queries: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    random = np.random.default_rng(seed)
-    return random.normal(size=(train, dim)).astype(np.float32), random.normal(size=(queries, dim)).astype(np.float32)
-
-
-def score_vectors(
-    method: str, train: NDArray[np.floating[Any]], queries: NDArray[np.floating[Any]], damping: float = 1.0
-) -> Array:
-    rows = InMemory(train.astype(np.float32))
-    vectors = Vectors(rows, queries.astype(np.float32), lambda: decompose(rows))
-    found: Array = METHODS[method].formula(vectors, Damping("absolute", damping)).astype(np.float64)
-    return found
-
-
-def assert_same(found: Array, expected: Array, scale: float | None = None) -> None:
-    largest = np.abs(expected).max() if scale is None else scale
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * largest)
-
-
-@law
-@given(sizes, sizes, sizes, seeds, st.lists(factors, min_size=16, max_size=16))
-def test_cosines_do_not_see_how_large_an_image_is(n: int, k: int, q: int, seed: int, scales: Sequence[float]) -> None:
-    train, queries = random_vectors(n, k, q, seed)
-    found = score_vectors("gradient-cosine", train, queries)
-    assert (np.abs(found) <= 1 + 1e-6).all()
-    scaled = score_vectors("gradient-cosine", train * np.c_[scales[:n]], queries * np.c_[scales[8 : 8 + q]])
-    assert_same(scaled, found, 1)
-    assert_same(score_vectors("gradient-cosine", -train, queries), -found, 1)
-
-
-@law
-@given(sizes, sizes, seeds, st.floats(1e-3, 1e3), st.integers(-5, 5), st.integers(-5, 5))
-@pytest.mark.parametrize("method", ["gradient-dot", "trak", "relative-if", "renormalized-if"])
-def test_scores_are_linear_in_the_query(method: str, n: int, k: int, seed: int, damping: float, a: int, b: int) -> None:
-    train, queries = random_vectors(n, k, 2, seed)
-    x, y = score_vectors(method, train, queries, damping)
-    mixed = score_vectors(method, train, (a * queries[0] + b * queries[1])[None], damping)[0]
-    assert_same(mixed, a * x + b * y, max(np.abs(a * x).max(), np.abs(b * y).max()))
-
-
-@law
-@given(sizes, sizes, sizes, seeds, st.floats(1e-2, 1e2), st.floats(1e-2, 1e2))
-@pytest.mark.parametrize(("method", "power"), [("trak", 0), ("relative-if", 1), ("renormalized-if", -1)])
-def test_kernels_change_with_the_unit_of_the_features_as_their_formulas_do(
-    method: str, power: int, n: int, k: int, q: int, seed: int, damping: float, unit: float
-) -> None:
-    """φ → cφ with λ → c²λ leaves trak as it is, and its quotients by c and by 1/c."""
-    train, queries = random_vectors(n, k, q, seed)
-    found = score_vectors(method, train, queries, damping)
-    scaled = score_vectors(method, unit * train, unit * queries, unit**2 * damping)
-    assert_same(scaled, unit**power * found)
-
-
-@law
-@given(sizes, sizes, sizes, seeds, st.floats(1e-2, 1e2))
-def test_relative_and_renormalized_influence_are_trak_in_other_units(
-    n: int, k: int, q: int, seed: int, damping: float
-) -> None:
-    """Of one sign with trak, over a norm that is the same for every query; relative-if is at most ‖φ(x)‖."""
-    train, queries = random_vectors(n, k, q, seed)
-    trak, relative_if, renormalized_if = (
-        score_vectors(method, train, queries, damping) for method in ("trak", "relative-if", "renormalized-if")
-    )
-    inverse = np.linalg.inv(train.T.astype(np.float64) @ train + damping * np.eye(k))
-    assert_same(relative_if * np.linalg.norm(inverse @ train.T, axis=0), trak)
-    assert_same(renormalized_if * np.linalg.norm(train.astype(np.float64), axis=1), trak)
-    assert (np.abs(relative_if) <= np.linalg.norm(queries, axis=1)[:, None] * (1 + 1e-5)).all()
-
-
-@law
-@given(sizes, sizes, seeds)
-def test_images_without_a_feature_score_nothing(n: int, k: int, seed: int) -> None:
-    train, queries = random_vectors(n + 1, k, 2, seed)
-    train[0] = 0
-    for method in ("gradient-dot", "gradient-cosine", "trak", "relative-if", "renormalized-if"):
-        found = score_vectors(method, train, queries)
-        assert (found[:, 0] == 0).all()
-        assert_same(found[:, 1:], score_vectors(method, train[1:], queries))
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(8, 30), st.integers(2, 10), seeds, st.floats(-10, 10), st.floats(0.1, 10))
-@pytest.mark.parametrize("method", ["empirical-influence", "datamodel"])
-def test_outcomes_are_compared_not_measured(
-    method: str, subsets: int, images: int, seed: int, offset: float, unit: float
-) -> None:
-    """Antisymmetric in who was in and who was out; blind to a constant; in the unit of the loss."""
-    random = np.random.default_rng(seed)
-    masks, losses = random.random((subsets, images)) < 0.5, random.normal(size=(subsets, 2))
-    found = score_outcomes(method, masks, losses)
-    largest = max(1e-3, float(np.abs(found).max()))
-    for other, expected in (
-        (score_outcomes(method, ~masks, losses), -found),
-        (score_outcomes(method, masks, -losses), -found),
-        (score_outcomes(method, masks, losses + offset), found),
-        (score_outcomes(method, masks, unit * losses), unit * found),
-    ):
-        np.testing.assert_allclose(other, expected, rtol=1e-2, atol=1e-2 * largest * max(1, unit))
-
-
-@law
-@given(sizes, sizes, sizes, seeds)
-def test_empirical_influence_is_its_loops(subsets: int, images: int, queries: int, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    masks = random.random((subsets + 3, images)) < 0.5
-    losses = random.normal(size=(subsets + 3, queries)).astype(np.float32)
-    np.testing.assert_allclose(
-        score_outcomes("empirical-influence", masks, losses), loops(masks, losses), rtol=1e-4, atol=1e-6
-    )

@@ -237,13 +237,19 @@ def test_some_prompts_are_left_empty_in_training(recipe: Path, paintings: Images
     trainer.take_step()
 
 
-def test_latents_are_computed_once(base: Path, paintings: Images, tmp_path: Path) -> None:
+def test_latents_and_embeddings_are_computed_once(base: Path, paintings: Images, tmp_path: Path) -> None:
     model = load_model(str(base))
     first = model.view(paintings, tmp_path)
     assert model.autoencoder is not None
+    assert model.prompts is not None
     model.autoencoder.network.encoder.register_forward_hook(lambda *_: pytest.fail("it was encoded again"))
+    words = []
+    model.prompts.encoder.register_forward_hook(lambda *_: words.append(1))
     again = model.view(paintings, tmp_path)
+    assert len(words) == 1  # for the shape
     assert torch.equal(first.latents[0], again.latents[0])
+    rows = range(len(paintings))
+    assert torch.equal(*(view.condition(rows)["encoder_hidden_states"] for view in (first, again)))
 
 
 @pytest.mark.parametrize(
@@ -270,6 +276,8 @@ def test_images_without_a_prompt_are_named(base: Path, paintings: Images, capsys
     view = load_model(str(base)).view(bare)
     assert view.prompts == ["", ""]
     assert f"No prompt for all images of {paintings.source}: the empty one is taken" in capsys.readouterr().err
+    load_model(str(base), prompt="by {artist}").view(paintings)
+    assert f"Prompts of 18 images of {paintings.source}: “by {{artist}}” filled in" in capsys.readouterr().err
 
 
 def test_features_depend_on_the_prompt(lora: Path, paintings: Images, tmp_path: Path) -> None:

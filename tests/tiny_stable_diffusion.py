@@ -118,3 +118,11 @@ def save_recipe(folder: Path, base: Path) -> Path:
     path = folder / "paintings.yaml"
     path.write_text(RECIPE.format(train=train, validation=validation, base=base))
     return path
+
+
+if __name__ == "__main__":
+    import sys
+
+    place = Path(sys.argv[1])
+    place.mkdir(parents=True)
+    print(f"dtrak run {save_recipe(place, save_pipeline(place / 'pipeline'))} --out runs/paintings")

@@ -200,7 +200,8 @@ def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tup
     """Some shards as an engine's workers finish them, with as many threads as this process would take for one."""
     threads = useful_threads(work.features.pass_bytes, cores())
     images = work.images.in_memory() if engine.is_remote and isinstance(work.images, View) else work.images
-    return engine.run(shard_of, replace(work, images=images), missing, threads)
+    gpu = work.model.device.type == "cuda"
+    return engine.run(shard_of, replace(work, images=images), missing, threads, gpu)
 
 
 def _manifest(work: Work, objective: str) -> Manifest:

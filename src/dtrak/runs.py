@@ -2,7 +2,7 @@
 
 - recipe.yaml: the recipe as it was used; run.json: versions; subset.txt: ids, if not all images were used
 - model/: diffusers layout; checkpoints/: the same at evenly spaced steps of training
-- generated/: pictures by seed; latents/: of images, for latent models; features/: the stores
+- generated/: pictures by seed; latents/: what encoders made of images and prompts; features/: the stores
 - scores.npz, attribution.json: who made them, and how; lds/, counterfactual/: how far to trust them; report.html
 
 `dtrak run RUN/recipe.yaml --out OTHER` makes it again.

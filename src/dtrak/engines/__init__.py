@@ -30,10 +30,12 @@ class Engine(Protocol):
         context: Context,
         jobs: Sequence[Job],
         threads: int = 1,
+        gpu: bool = False,
     ) -> Iterator[tuple[Job, Result]]:
         """Yield every job with its result when it is done, in any order.
 
-        `work` is a function at the top of a module; each worker is sent the context once. A job has so many `threads`.
+        `work` is a function at the top of a module; each worker is sent the context once. A job has so many `threads`,
+        and with `gpu` one of the GPUs to itself, which it sees as the only one.
         """
         ...
 

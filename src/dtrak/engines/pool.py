@@ -19,7 +19,16 @@ from dtrak.engines import MOST_DEATHS, Context, Job, Result, cores
 from dtrak.errors import DtrakError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+VISIBLE_CARDS = "CUDA_VISIBLE_DEVICES"
 SECONDS_TO_DIE = 5.0
+
+
+def gpus() -> list[str]:
+    """The names of the GPUs that this process may use, as the system has them."""
+    import torch
+
+    chosen = os.environ.get(VISIBLE_CARDS, "")
+    return chosen.split(",") if chosen else [str(index) for index in range(torch.cuda.device_count())]
 
 
 class Pool:
@@ -34,16 +43,21 @@ class Pool:
         context: Context,
         jobs: Sequence[Job],
         threads: int = 1,
+        gpu: bool = False,
     ) -> Iterator[tuple[Job, Result]]:
         task = pickle.dumps((work, context))
-        wanted = min(self.workers or max(1, cores() // threads), len(jobs))
+        cards = gpus() if gpu else []
+        wanted = min(self.workers or len(cards) or max(1, cores() // threads), len(jobs))
         waiting, deaths = deque(range(len(jobs))), Counter[int]()
         idle: list[Worker] = []
         busy: dict[Connection, tuple[Worker, int]] = {}
         try:
             while waiting or busy:
                 missing = wanted - len(idle) - len(busy)
-                started = [Worker(threads) for _ in range(missing)]
+                started: list[Worker] = []
+                for _ in range(missing):
+                    taken = Counter(one.card for one in [*idle, *started, *(one for one, _ in busy.values())])
+                    started.append(Worker(threads, min(cards, key=taken.__getitem__, default=None)))
                 idle += started
                 for worker in started:  # all of them start up at the same time
                     worker.send(task)
@@ -75,9 +89,11 @@ class Pool:
 class Worker:
     """A process that runs `worker.py`, and the line to it."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, card: str | None = None) -> None:
+        self.card = card  # the only GPU that it sees
         self.connection, far_end = Pipe()
         settings = dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        settings |= {VISIBLE_CARDS: card} if card is not None else {}
         with far_end:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "dtrak.engines.worker", str(far_end.fileno())],

@@ -29,11 +29,12 @@ class RayCluster:
         context: Context,
         jobs: Sequence[Job],
         threads: int = 1,
+        gpu: bool = False,
     ) -> Iterator[tuple[Job, Result]]:
         ray = self.ray
-        with self._connected(threads):
+        with self._connected(threads, gpu):
             task = ray.put((work, context))
-            remote = ray.remote(num_cpus=threads, max_retries=MOST_DEATHS - 1)(_answer)
+            remote = ray.remote(num_cpus=threads, num_gpus=int(gpu), max_retries=MOST_DEATHS - 1)(_answer)
             waiting = list(range(len(jobs)))[::-1]
             running: dict[Any, int] = {}
             try:
@@ -55,10 +56,11 @@ class RayCluster:
                     ray.cancel(unfinished, force=True)
 
     @contextmanager
-    def _connected(self, threads: int) -> Iterator[None]:
+    def _connected(self, threads: int, gpu: bool) -> Iterator[None]:
         """Use the connection there is, or make one and close it again."""
         ray = self.ray
         if ray.is_initialized():
+            self._check_fits(threads, gpu)
             yield
             return
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -75,18 +77,21 @@ class RayCluster:
                     f"no Ray cluster at {self.address}: `ray start --head` starts one, and says its address ({reason})"
                 ) from error
         try:
-            self._check_threads(threads)
+            self._check_fits(threads, gpu)
             yield
         finally:
             ray.shutdown()
 
-    def _check_threads(self, threads: int) -> None:
+    def _check_fits(self, threads: int, gpu: bool) -> None:
         """A job that fits on no node would wait for ever."""
-        most = max((node["Resources"].get("CPU", 0) for node in self.ray.nodes() if node["Alive"]), default=0)
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        most = max((node.get("CPU", 0) for node in nodes), default=0)
         if most < threads:
             raise UsageError(
                 f"a job takes {threads} threads, but no node of the Ray cluster has more than {most:.0f} CPUs"
             )
+        if gpu and not any(node.get("GPU", 0) >= 1 for node in nodes):
+            raise UsageError("a job takes a GPU, but no node of the Ray cluster has one: give --device cpu")
 
 
 def _import_ray(on_this_machine: bool) -> Any:

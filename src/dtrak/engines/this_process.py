@@ -17,6 +17,7 @@ class ThisProcess:
         context: Context,
         jobs: Sequence[Job],
         threads: int = 1,
+        gpu: bool = False,
     ) -> Iterator[tuple[Job, Result]]:
         for job in jobs:
             with exactly(threads):

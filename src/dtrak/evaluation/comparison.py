@@ -113,6 +113,7 @@ def compare(
     methods: Sequence[str],
     cache: Path,
     *,
+    model: Path | None = None,
     queries: str = "validation",
     output: str = "simple",
     damping: str = CHOSEN,
@@ -123,14 +124,15 @@ def compare(
 
     `queries` are "validation" or "generated"; `output` is the objective that the scores should predict. `damping` is
     "chosen" from the `grid` on the first half of the subsets; "best" on the reported ones, as the paper has it; or what
-    `Damping.parse` takes. `settings` are those of `attribute`.
+    `Damping.parse` takes. `model` is another than the benchmark's own, such as an earlier checkpoint of it. `settings`
+    are those of `attribute`.
     """
     check_question(methods, queries, output, damping, grid, settings)
     dampings = GRIDS[grid] if damping in (CHOSEN, BEST) else (Damping.parse(damping),)
     masks, losses = benchmark.masks, benchmark.losses(queries, output)
     half = len(masks) // 2
     evidence = gather(
-        load_model(str(benchmark.folder / "model")),
+        load_model(str(model or benchmark.folder / "model")),
         benchmark.train,
         benchmark.queries(queries),
         methods,

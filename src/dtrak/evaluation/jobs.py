@@ -107,7 +107,7 @@ def retrained(
         )
     with progress_bar("retrain", done + len(jobs), "models") as advance:
         advance(done)
-        for job, arrays in engine.run(retrain, context, jobs, threads):
+        for job, arrays in engine.run(retrain, context, jobs, threads, gpu=context.device == "cuda"):
             yield job, arrays
             advance(1)
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from dtrak.data import Images
 from dtrak.errors import UsageError
 from dtrak.models.autoencoder import Autoencoder
+from dtrak.models.computed_once import embeddings_of, latents_of
 from dtrak.models.fingerprints import digest_of
-from dtrak.models.latents import latents_of
 from dtrak.models.process import Process, Solver, process_of
 from dtrak.models.prompts import Condition, Prompts
 from dtrak.models.views import View
@@ -70,7 +70,7 @@ class DiffusionModel:
         return self
 
     def view(self, images: Images, folder: Path | None = None, mirrored: bool = False) -> View:
-        """Images as this model sees them; with a `folder`, latents are kept there for the next time.
+        """Images as this model sees them; with a `folder`, what its encoders make of them is kept for the next time.
 
         `mirrored` makes latents of the mirrored images as well, for training.
         """
@@ -83,8 +83,7 @@ class DiffusionModel:
             return View(images, latents)
         texts = self.prompts.of(images)
         different, which = np.unique(np.array(texts), return_inverse=True)
-        told = {name: value.cpu() for name, value in self.prompts.embed(different.tolist()).items()}
-        return View(images, latents, texts, told, which)
+        return View(images, latents, texts, embeddings_of(self.prompts, different.tolist(), folder), which)
 
     def denoiser(self) -> "DiffusionModel":
         """The model without what only makes views of images: all that gradients need."""

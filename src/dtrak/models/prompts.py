@@ -33,8 +33,12 @@ class Prompts:
     template: str | None = None
 
     def of(self, images: Images) -> list[str]:
-        """The prompt of each image; says which of them have none."""
+        """The prompt of each image; says what was taken for those without one of their own."""
         found = prompts_of(images, self.template)
+        filled = sum(not own and bool(prompt) for own, prompt in zip(_texts(images, PROMPT), found, strict=True))
+        if filled:
+            how = "their captions" if self.template is None else f"“{self.template}” filled in"
+            say(f"Prompts of {filled:,} images of {images.source}: {how}")
         missing = [str(id_) for id_, prompt in zip(images.ids, found, strict=True) if not prompt]
         if missing:
             which = "all images" if len(missing) == len(images) else ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
