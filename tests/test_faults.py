@@ -86,7 +86,10 @@ FAULTS = {
     "dtrak generate run --seed -1": (2, "'--seed': '-1' is not a whole number from 0 on"),
     "dtrak train tiny.yaml --out new --device gpu": (2, "unknown device 'gpu': choose from cpu"),
     "dtrak attribute": (2, "give a run, or all of --model, --train, --queries and --out"),
-    "dtrak attribute run --model nan": (2, "give a run (run), or --model and --train (and --size), not both"),
+    "dtrak attribute run --model nan": (
+        2,
+        "give a run (run), or --model and --train (and --lora, --prompt, --size), not both",
+    ),
     # recipes
     "dtrak run digit": (2, "unknown recipe 'digit': choose from artbench2, artbench5, celeba, cifar10, cifar2, "),
     "dtrak run tiny.yaml --scale small": (2, "tiny.yaml has no scale 'small': it has only its own"),
