@@ -24,11 +24,11 @@ for (const section of document.querySelectorAll(".credit")) {
 }
 
 function draw(rows, ofQuery) {
-  const training = rows.map((row) => 100 * (row.dataset.training ?? 0));
-  const end = Math.max(...ofQuery.slice(0, rows.length), ...training);
+  const training = rows.filter((row) => "training" in row.dataset).map((row) => 100 * row.dataset.training);
+  const end = Math.max(...ofQuery.slice(0, training.length), ...training);
   rows.forEach((row, group) => {
     row.querySelector(".value").textContent = `${ofQuery[group].toFixed(1)}%`;
-    if (!("training" in row.dataset)) return;
+    if (group >= training.length) return; // all others together have no bar
     row.querySelector(".share").style.width = `${(100 * ofQuery[group]) / end}%`;
     row.querySelector(".of-training").style.left = `${(100 * training[group]) / end}%`;
     row.querySelector(".interval")?.remove();
