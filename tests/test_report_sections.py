@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
 from dtrak.report.plots import nice_ticks, plain_value, plot, x_tick_values
 from dtrak.report.selfinfluence import self_influence_by_class
 from dtrak.report.thumbnails import Shown, embedded
+from dtrak.report.wording import described
 from dtrak.runs import Run
-from dtrak.scores import Scores
+from dtrak.scores import Scores, load_scores, save_scores
 from report_runs import make_run
 
 SETTINGS = {
@@ -88,6 +90,23 @@ def test_a_section_appears_only_with_what_it_is_about(run: Run) -> None:
     assert sections(run) == always | {"curves"}
     keep_counterfactual(run.folder / "counterfactual", None)
     assert sections(run) == always | {"curves", "counterfactuals"}
+
+
+@pytest.mark.parametrize(
+    ("methods", "damping", "cost"),
+    [
+        (["d-trak"], 0.1, "10,060 gradient passes: 10 noised copies of each image<"),
+        (["trak", "d-trak"], "0.1", "20,120 gradient passes: 10 noised copies of each image, for 2 objectives"),
+        (["d-trak"], "auto", "20,060 gradient passes: 10 noised copies of each image, for 2 objectives"),
+        (["gradient-dot"], "auto", "10,060 gradient passes: 10 noised copies of each image<"),
+        (["random"], "auto", None),
+    ],
+)
+def test_the_cost_counts_every_pass(run: Run, methods: list[str], damping: float | str, cost: str | None) -> None:
+    path = run.folder / "attribution.json"
+    write_text(path, json.dumps(json.loads(path.read_text()) | {"method": methods, "damping": damping}))
+    page = write_report(run).read_text()
+    assert (cost in page) if cost else ("gradient passes" not in page)
 
 
 def test_the_lds_of_the_same_settings_is_shown_with_its_ceiling(run: Run) -> None:
@@ -226,6 +245,21 @@ def test_self_influence_is_ranked_within_each_class(run: Run) -> None:
     page = write_report(run).read_text()
     assert page.count('data-self-influence-by="') == 2  # random has none
     assert f"the median over all training images is {np.median(own):.3f}" in page
+
+
+def test_methods_that_share_a_kernel_share_their_self_influence(run: Run) -> None:
+    scores = load_scores(run.folder / "scores.npz")
+    trak = scores["trak"]
+    save_scores(run.folder / "scores.npz", {**scores, "relative-if": replace(trak, method="relative-if")})
+    shown = re.findall(r'data-self-influence-by="([\w-]+)"', write_report(run).read_text())
+    assert shown == ["trak", "d-trak"]
+
+
+def test_what_is_known_of_an_image_is_said_up_to_a_length() -> None:
+    assert described({"label": 3, "artist": None, "caption": "a pond"}) == "label 3, caption a pond"
+    long = described({"caption": "lily " * 1000, "label": 3})
+    assert len(long) <= 300
+    assert long.endswith("…")
 
 
 def test_no_image_of_a_small_class_is_both_most_and_least() -> None:
