@@ -324,9 +324,14 @@ def test_credit_of_one_picture_is_its_shares(run: Run) -> None:
     kept = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', page)[0])
     scores = Scores.load(run.folder / "scores.npz", "trak")
     groups, shares = scores.shares("label")
-    order = [groups.tolist().index(credit.group) for credit in scores.credit("label")]
-    assert kept.keys() == {"trak", "d-trak", "random"}
-    np.testing.assert_allclose(np.array(kept["trak"])[:, :10], 100 * shares[:, order], atol=0.051)
+    assert [name for name, _ in kept["groups"]] == [str(group) for group in groups]
+    labels = scores.columns["label"]
+    expected = [100 * np.mean(labels == group) for group in groups]
+    assert [share for _, share in kept["groups"]] == pytest.approx(expected, abs=0.006)
+    assert kept["shares"].keys() == {"trak", "d-trak", "random"}
+    for row, largest in zip(shares, kept["shares"]["trak"], strict=True):
+        assert [place for place, _ in largest] == np.argsort(-row, kind="stable")[:12].tolist()
+        assert [share for _, share in largest] == pytest.approx(np.sort(100 * row)[::-1][:12], abs=0.051)
 
 
 def test_pictures_beyond_the_budget_become_smaller() -> None:
