@@ -70,6 +70,7 @@ class Evidence:
     engine: Engine | None = None  # that computes gradients; this process if None
     with_partners: bool = False  # whether damping will compare each objective with another
     _made: dict[Any, Any] = field(default_factory=dict)
+    _of_training: dict[Any, Any] = field(default_factory=dict)  # what was made whatever the queries
     _seconds: dict[Any, float] = field(default_factory=dict)  # that what was made has taken
 
     def scores(self, method: Method, damping: Damping) -> Values:
@@ -138,6 +139,11 @@ class Evidence:
             case _:
                 return 0
 
+    def asking(self, queries: Images) -> "Evidence":
+        """The same about other queries; what is made of the training images, now or later, serves both."""
+        self.model.check_fits(queries.shape, queries.source)
+        return replace(self, queries=queries, _made={}, _seconds={})
+
     def check(self, method: Method) -> None:
         """Say what the method lacks, before anything takes its time."""
         match method.source:
@@ -163,7 +169,8 @@ class Evidence:
 
     @property
     def _encoder(self) -> Encoder:
-        found: Encoder = self._once("encoder", partial(load_encoder, self.resources.encoder, str(self.model.device)))
+        make = partial(load_encoder, self.resources.encoder, str(self.model.device))
+        found: Encoder = self._once_for_all("encoder", make)
         return found
 
     def _once(self, key: Any, make: Any) -> Any:
@@ -172,6 +179,12 @@ class Evidence:
             self._made[key] = make()
             self._seconds[key] = time.perf_counter() - started
         return self._made[key]
+
+    def _once_for_all(self, key: Any, make: Any) -> Any:
+        """What does not depend on the queries."""
+        if key not in self._of_training:
+            self._of_training[key] = make()
+        return self._of_training[key]
 
     def _pixels(self) -> Vectors:
         return Vectors(PixelRows(self.train), self.queries.tensor(range(len(self.queries))).flatten(1).numpy())
@@ -200,7 +213,7 @@ class Evidence:
 
     @property
     def _benchmark(self) -> Benchmark:
-        found: Benchmark = self._once("benchmark", self._open_benchmark)
+        found: Benchmark = self._once_for_all("benchmark", self._open_benchmark)
         return found
 
     def _open_benchmark(self) -> Benchmark:
@@ -239,7 +252,7 @@ class Evidence:
 
         def kernel(of: str) -> Kernel:
             make = partial(decompose, stores["train"][of])
-            found: Kernel = self._once(("kernel", of), make) if models == "final" else make()
+            found: Kernel = self._once_for_all(("kernel", of), make) if models == "final" else make()
             return found
 
         partner = partial(kernel, partner_of(objective)) if self.with_partners else None
@@ -265,7 +278,8 @@ class Evidence:
             model, folder = load_model(str(path)).to(self.model.device), folder / path.name
             settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
         make = partial(featurize, model, folder=folder, engine=self.engine)
-        stores = {"train": make(self.train, [*wanted[False] | wanted[True] | partners], settings, name="train")}
+        of_training = partial(make, self.train, [*wanted[False] | wanted[True] | partners], settings, name="train")
+        stores = {"train": self._once_for_all(("train", models, member), of_training)}
         if wanted[False]:
             name = f"queries-{self.queries.fingerprint[:8]}"
             stores["queries"] = make(self.queries, [*wanted[False]], settings, name=name)

@@ -17,7 +17,7 @@ from dtrak.files import alone_in, clear_leftovers, replace_folder, write_bytes, 
 from dtrak.models import DiffusionModel
 from dtrak.noise import gaussian
 from dtrak.pictures import png
-from dtrak.progress import progress_bar
+from dtrak.progress import progress_bar, steps_of
 from dtrak.runs import Run
 
 BATCH = 30
@@ -39,7 +39,7 @@ def sample(model: DiffusionModel, seeds: Sequence[int], steps: int = 50, traject
     solver = model.ddim(steps)
     x = torch.stack([gaussian(model.shape, seed, "x_T") for seed in seeds]).to(model.device)
     path, estimates = [x], []
-    for t in solver.timesteps:
+    for t in steps_of("draw", solver.timesteps, "steps"):
         step = solver.step(model.predict(x, t.to(model.device).expand(len(x))), t, x)
         x = step.prev_sample
         if not x.isfinite().all():
