@@ -38,6 +38,7 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
             for one in exploration.methods.values()
         ],
         "damping": exploration.damping,
+        "steps": run.recipe.generation.steps,
         "width": width,
         "height": height,
         "pixelated": max(height, width) <= SMALL,
@@ -86,6 +87,7 @@ def answer(
     train = exploration.train
     return {
         "query": described(entry),
+        **_neighbours(exploration.sets[set_name], entry),
         "proponents": _strongest(train.entries, values, count),
         "opponents": _strongest(train.entries, -values, count, sign=-1),
         "positive": int((values > 0).sum()),
@@ -105,6 +107,7 @@ def transposed(
     entries = [by_id[str(id_)] for part, _ in scored for id_ in part.ids]
     return {
         "train": described(entry),
+        **_neighbours(exploration.train, entry),
         "self_influence": _self_influence(exploration, entry, method, damping),
         "proponents": _strongest(entries, values, count),
         "opponents": _strongest(entries, -values, count, sign=-1),
@@ -123,6 +126,15 @@ def csv(
         values = exploration.scores_of(set_name, entry, method, damping)[None]
         scores = Scores(values, train.ids, np.array([entry.id]), method.name, train.columns)
         yield scores.to_pandas().to_csv(index=False, header=number == 0)
+
+
+def _neighbours(catalog: Catalog, entry: Entry) -> dict[str, str | None]:
+    """The ids of the images before and after it."""
+    before, after = entry.number - 1, entry.number + 1
+    return {
+        "previous": catalog.entries[before].id if before >= 0 else None,
+        "next": catalog.entries[after].id if after < len(catalog) else None,
+    }
 
 
 def _strongest(entries: list[Entry], keys: Values, count: int, sign: int = 1) -> list[dict[str, Any]]:

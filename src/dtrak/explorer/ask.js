@@ -1,6 +1,6 @@
 // The view to ask about something new: a picture of one's own, or one that the model draws from a seed.
 
-import { element, tiles } from "./parts.js";
+import { element, run, tiles } from "./parts.js";
 import { go, link } from "./route.js";
 import { ask, get } from "./server.js";
 
@@ -21,7 +21,7 @@ export function askView() {
     element("p", { class: "lead" }, "The picture is fitted to the model, its gradients are computed, and every training image gets a score for it. The run keeps the picture and its features: asked again, it is answered at once."),
     element("div", { class: "ways" },
       element("section", {}, element("h3", {}, "A picture of your own"), drop),
-      element("section", {}, element("h3", {}, "A picture the model draws"), element("p", { class: "quiet" }, "The same seed gives the same picture, always."), drawing)),
+      element("section", {}, element("h3", {}, "A picture the model draws"), element("p", { class: "quiet" }, `In ${run.steps} steps of DDIM. The same seed always gives the same picture.`), drawing)),
     problem, before);
   let leaving;
 

@@ -77,7 +77,7 @@ async function updateDamping(here, signal) {
   if (scale.relative === undefined) return;
   if (document.activeElement !== slider) slider.value = Math.log10(scale.relative);
   slider.setAttribute("aria-valuetext", `${plain(scale.relative)} times the mean eigenvalue`);
-  meaning.textContent = `${plain(scale.relative)} × the mean eigenvalue, keeps ${count(Math.round(scale.dimension))} of ${count(scale.rank)} directions`;
+  meaning.textContent = `${plain(scale.relative)} × mean eigenvalue, keeps ${count(Math.round(scale.dimension))} of ${count(scale.rank)} directions`;
   const known = Object.entries(scale.marks);
   ticks.replaceChildren(...known.map(([, mark]) => tick(mark.relative)));
   marks.replaceChildren(...known.map(([name, mark]) =>

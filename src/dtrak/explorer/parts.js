@@ -52,10 +52,16 @@ export function picture(where, item, what, size = "small") {
   });
 }
 
-// Pictures that were asked about are called after their content, which says little to people.
+// What an image is called in few words: a drawn picture by its seed, an upload by the beginning of its content's name.
 export function name(where, item) {
-  if (where !== "asked") return item.id;
-  return item.columns.seed === undefined ? `upload ${item.id.slice(0, 6)}` : `seed ${item.columns.seed}`;
+  if (where !== "train" && item.columns.seed !== undefined) return `seed ${item.columns.seed}`;
+  return where === "asked" ? `upload ${item.id.slice(0, 6)}` : item.id;
+}
+
+// What else is worth a line below a small image.
+function lines(where, item, most) {
+  const called = name(where, item);
+  return described(item.columns).filter((words) => words !== called).slice(0, most);
 }
 
 export function address(where, item) {
@@ -71,7 +77,7 @@ export function tiles(where, items) {
       element("span", { class: "about", "aria-hidden": "true" },
         element("span", {}, name(where, item)),
         item.score !== undefined && element("span", { class: "score" }, number(item.score)),
-        ...described(item.columns).slice(0, 1).filter(() => where !== "asked").map((words) => element("span", { class: "quiet" }, words)))))));
+        ...lines(where, item, 1).map((words) => element("span", { class: "quiet" }, words)))))));
 }
 
 // Proponents or opponents, with bars relative to the strongest of both.
@@ -86,7 +92,7 @@ export function matches(kind, title, where, items, strongest, none) {
       element("data", { class: "score", value: item.score }, number(item.score)),
       element("span", { class: "about", "aria-hidden": "true" },
         element("span", {}, name(where, item)),
-        ...described(item.columns).slice(0, 2).filter(() => where !== "asked").map((words) => element("span", {}, words)))));
+        ...lines(where, item, 2).map((words) => element("span", {}, words)))));
   }));
   return element("section", { class: `matches ${kind}` },
     element("h3", {}, sign, ` ${title}`),

@@ -88,12 +88,13 @@ class Questions:
             ahead = self._waiting.index(question) + 1 if question in self._waiting else 0
         return question.described(ahead)
 
-    def close(self) -> None:
-        """End the thread, at the next step of what it does."""
+    def close(self, patience: float = 3) -> bool:
+        """End the thread, at the next step of what it does; whether it came to that in so many seconds."""
         with self._change:
             self._closing = True
             self._change.notify()
-        self._thread.join(timeout=10)
+        self._thread.join(patience)
+        return not self._thread.is_alive()
 
     def _forget(self) -> None:
         """The oldest that have ended."""

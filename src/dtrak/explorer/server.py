@@ -1,5 +1,6 @@
 """How the explorer starts and ends."""
 
+import os
 import socket
 import threading
 import webbrowser
@@ -42,4 +43,5 @@ def serve(exploration: Exploration, host: str, listening: socket.socket, open_br
         with suppress(KeyboardInterrupt):  # the way to end it
             uvicorn.Server(config).run(sockets=[listening])
     finally:
-        exploration.questions.close()
+        if not exploration.questions.close():
+            os._exit(0)  # in the midst of a long computation; what it has written is whole, as after any kill

@@ -17,10 +17,10 @@ export function pictures() {
   const heading = element("h2", { tabindex: "-1" });
   const total = element("output", { class: "quiet" });
   const search = searchField("Search pictures", "id, seed, label …");
-  const node = element("section", {}, heading, element("div", { class: "filters" }, search, total), grid);
+  const node = element("section", {}, heading, element("div", { class: "filters" }, search.node, total), grid);
   async function update(here, signal) {
     heading.textContent = capital(titleOf(here.set));
-    search.lastChild.value = here.search ?? "";
+    search.follow(here.search);
     const found = await get("api/queries", { set: here.set, search: here.search, page: here.page }, signal);
     total.textContent = counted(found.total, "picture");
     grid.replaceChildren(found.total ? tiles(here.set, found.items) : nothing(here), pager(found, (page) => change({ page })));
@@ -41,9 +41,9 @@ export function training() {
   const sort = selectField("Sort by", "sort", [["id", "id"], ["self", "self-influence"], ["total", "total influence"]]);
   const node = element("section", {},
     element("h2", { tabindex: "-1" }, "Training images"),
-    element("div", { class: "filters" }, search, run.train.labels.length ? label : null, sort, total), grid);
+    element("div", { class: "filters" }, search.node, run.train.labels.length ? label : null, sort, total), grid);
   async function update(here, signal) {
-    search.lastChild.value = here.search ?? "";
+    search.follow(here.search);
     label.lastChild.value = here.label ?? "";
     sort.lastChild.value = here.sort ?? "id";
     const own = run.methods.find((one) => one.name === here.method);
@@ -66,6 +66,7 @@ export function onePicture() {
   return one({
     kind: "Picture",
     back: (here) => ["All " + titleOf(here.set), link("pictures")],
+    there: (id) => link("picture", id),
     ask: (here, many, signal) => get("api/answer", { query: here.id, count: many, ...of(here) }, signal),
     subject: (here, found) => [here.set, found.query],
     of: () => "train",
@@ -82,6 +83,7 @@ export function oneImage() {
   return one({
     kind: "Training image",
     back: () => ["All training images", link("training")],
+    there: (id) => link("image", id),
     ask: (here, many, signal) => get("api/transpose", { train: here.id, count: many, ...of(here) }, signal),
     subject: (here, found) => ["train", found.train],
     of: (here) => here.set,
@@ -105,7 +107,8 @@ function one(about) {
   const beside = element("div", { class: "picture" });
   const answer = element("div", { class: "answer", "aria-busy": "true" });
   const more = element("div", { class: "charts" });
-  const node = element("article", {}, back, heading, beside, answer, more);
+  const steps = element("nav", { class: "steps", "aria-label": "Neighbours" });
+  const node = element("article", {}, element("div", { class: "top" }, back, steps), heading, beside, answer, more);
   async function update(here, signal) {
     const [text, where] = about.back(here);
     back.replaceChildren(element("span", { "aria-hidden": "true" }, "← "), text);
@@ -113,7 +116,9 @@ function one(about) {
     heading.textContent = heading.textContent || `${about.kind} ${here.id}`;
     const found = await about.ask(here, many, signal);
     const [of_, item] = about.subject(here, found);
-    heading.textContent = `${about.kind} ${name(of_, item)}`;
+    heading.textContent = `${about.kind} ${of_ === "asked" ? name(of_, item) : item.id}`;
+    const step = (text, id) => id === null ? "" : element("a", { href: about.there(id) }, text);
+    steps.replaceChildren(step("Previous", found.previous), step("Next", found.next));
     if (!beside.firstChild) beside.append(picture(of_, item, about.kind, "large"), element("div"));
     const facts = [...described(item.columns).map((words) => words.split(/ (.*)/s)), ...about.facts(found)];
     beside.lastChild.replaceChildren(
@@ -137,12 +142,18 @@ function one(about) {
   return { node, update };
 }
 
+// Typing changes the address after a short rest; until then the field is not brought in step with it.
 function searchField(label, hint) {
-  const later = (event) => {
-    clearTimeout(later.timer);
-    later.timer = setTimeout(() => change({ search: event.target.value, page: "" }), 150);
-  };
-  return element("label", { class: "search" }, label, element("input", { type: "search", placeholder: hint, autocomplete: "off", oninput: later }));
+  let timer = null;
+  const input = element("input", { type: "search", placeholder: hint, autocomplete: "off", oninput: () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      timer = null;
+      change({ search: input.value, page: "" });
+    }, 150);
+  } });
+  const follow = (value) => timer === null && (input.value = value ?? "");
+  return { node: element("label", { class: "search" }, label, input), follow };
 }
 
 function selectField(label, key, choices) {
