@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import dtrak
+import tiny
 from commands import dtrak as command
+from dtrak.attribution import gather
 from dtrak.damping import Damping
 from dtrak.errors import DtrakError
 from dtrak.explorer.address import is_loopback, listen
@@ -228,6 +230,24 @@ def test_what_a_method_cannot_answer_is_said(own_run: Path) -> None:
 
 
 # new questions
+
+
+def test_other_queries_cost_no_more_than_themselves(tmp_path: Path) -> None:
+    model, passes = tiny.unet(), Counter[int]()
+    train, queries = dtrak.load_images("digits:train").select(range(40)), dtrak.load_images("digits:validation")
+    settings: dict[str, Any] = {"timesteps": 3, "projection_dim": 64, "batch_size": 1}
+    evidence = gather(model, train, queries.select([0]), ["trak"], tmp_path, **settings)
+    method, damping = METHODS["trak"], Damping.parse("0.1")
+    evidence.scores(method, damping)
+    model.network.register_forward_hook(lambda module, inputs, output: passes.update([len(inputs[0])]))
+    others = queries.select([5, 3])
+    found = evidence.asking(others).scores(method, damping)
+    assert passes[3] == 2  # three copies of each
+    shutil.rmtree(tmp_path / "train-simple")  # which is not read again but for the products with the new queries
+    with pytest.raises(DtrakError, match="missing or damaged"):
+        evidence.asking(queries.select([7])).scores(method, damping)
+    expected = dtrak.attribute(model, train, others, "trak", damping=0.1, **settings)
+    np.testing.assert_allclose(found, expected.values, rtol=1e-5, atol=1e-7)
 
 
 def colourful(side: int) -> bytes:
@@ -468,6 +488,7 @@ def test_bad_forms_are_refused_with_a_reason(server: Server, form: Any, status: 
         ("/api/answer?query=seed-00001.png&set=others", 422, "'others'"),
         ("/api/answer?query=seed-00001.png&damping=-1", 422, "'-1'"),
         ("/api/answer?query=seed-00001.png&damping=nan", 422, "'nan'"),
+        ("/api/answer?query=seed-00001.png&damping=1e308", 422, "1e+308"),
         ("/api/answer?query=seed-00001.png&count=1000000", 422, "'1000000'"),
         ("/api/train?page=x", 422, "'x'"),
         ("/api/train?sort=beauty", 422, "'beauty'"),

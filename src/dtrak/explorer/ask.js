@@ -16,13 +16,14 @@ export function askView() {
     element("label", { for: "seed" }, "Seed"), seed, element("button", { class: "primary" }, "Draw and attribute"));
   const problem = element("p", { class: "refused", role: "alert", hidden: true });
   const before = element("div");
-  const node = element("section", {},
+  const node = element("section", { class: "ask" },
     element("h2", { tabindex: "-1" }, "Ask about a new picture"),
     element("p", { class: "lead" }, "The picture is fitted to the model, its gradients are computed, and every training image gets a score for it. The run keeps the picture and its features: asked again, it is answered at once."),
+    problem,
     element("div", { class: "ways" },
       element("section", {}, element("h3", {}, "A picture of your own"), drop),
       element("section", {}, element("h3", {}, "A picture the model draws"), element("p", { class: "quiet" }, `In ${run.steps} steps of DDIM. The same seed always gives the same picture.`), drawing)),
-    problem, before);
+    before);
   let leaving;
 
   for (const kind of ["dragenter", "dragover"]) drop.addEventListener(kind, (event) => hover(event, true));
@@ -63,6 +64,7 @@ export function askView() {
   function refuse(message) {
     problem.textContent = message;
     problem.hidden = false;
+    problem.scrollIntoView({ block: "center" });
   }
 
   async function update(here, signal) {

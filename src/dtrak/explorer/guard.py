@@ -52,7 +52,7 @@ class Guard:
         if method in ("GET", "HEAD"):
             return None
         site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
-        if site not in ("same-origin", "none") or origin not in (None, f"http://{host}"):
+        if site not in ("same-origin", "none") or origin not in (None, f"http://{host}", f"https://{host}"):
             return 403, "only the explorer's own page may ask this"
         return None
 

@@ -58,10 +58,10 @@ export function name(where, item) {
   return where === "asked" ? `upload ${item.id.slice(0, 6)}` : item.id;
 }
 
-// What else is worth a line below a small image.
-function lines(where, item, most) {
-  const called = name(where, item);
-  return described(item.columns).filter((words) => words !== called).slice(0, most);
+// What else is worth a line below a small image; the rest is told on hovering.
+function lines({ columns }) {
+  const known = ["label", "artist"].filter((column) => (columns[column] ?? null) !== null);
+  return known.map((column) => element("span", { class: "quiet" }, typeof columns[column] === "number" ? `${column} ${columns[column]}` : columns[column]));
 }
 
 export function address(where, item) {
@@ -77,7 +77,7 @@ export function tiles(where, items) {
       element("span", { class: "about", "aria-hidden": "true" },
         element("span", {}, name(where, item)),
         item.score !== undefined && element("span", { class: "score" }, number(item.score)),
-        ...lines(where, item, 1).map((words) => element("span", { class: "quiet" }, words)))))));
+        ...lines(item))))));
 }
 
 // Proponents or opponents, with bars relative to the strongest of both.
@@ -92,7 +92,7 @@ export function matches(kind, title, where, items, strongest, none) {
       element("data", { class: "score", value: item.score }, number(item.score)),
       element("span", { class: "about", "aria-hidden": "true" },
         element("span", {}, name(where, item)),
-        ...lines(where, item, 2).map((words) => element("span", {}, words)))));
+        ...lines(item))));
   }));
   return element("section", { class: `matches ${kind}` },
     element("h3", {}, sign, ` ${title}`),

@@ -33,7 +33,10 @@ class Member:
 
     def absolute(self, damping: Damping) -> float:
         if damping.kind in ("relative", "absolute"):
-            return damping.absolute(self.kernel)
+            found = damping.absolute(self.kernel)
+            if not np.isfinite(found):
+                raise UsageError(f"damping {damping.value:g}: it is more than a number can hold")
+            return found
         if damping.kind not in self.rules:
             raise UsageError(
                 "damping 'auto' compares two objectives, and the features of one are not there: "

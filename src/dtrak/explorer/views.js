@@ -122,7 +122,7 @@ function one(about) {
     if (!beside.firstChild) beside.append(picture(of_, item, about.kind, "large"), element("div"));
     const facts = [...described(item.columns).map((words) => words.split(/ (.*)/s)), ...about.facts(found)];
     beside.lastChild.replaceChildren(
-      element("dl", {}, ...facts.map(([term, value]) => element("div", {}, element("dt", {}, term), element("dd", {}, value)))),
+      element("dl", {}, ...facts.map(([term, value]) => element("div", { class: value.length > 20 ? "long" : "" }, element("dt", {}, term), element("dd", {}, value)))),
       about.csv && element("p", {}, element("a", { href: about.csv(here), download: true }, "Scores as CSV")) || "");
     const strongest = Math.max(...[...found.proponents, ...found.opponents].map((match) => Math.abs(match.score)));
     const both = ["proponents", "opponents"].map((kind, index) =>
