@@ -215,6 +215,9 @@ def test_what_the_last_attribution_asked_about_is_there(own_run: Path) -> None:
         kept = dtrak.Scores.load(own_run / "scores.npz", "gradient-dot")
         table = server.get("scores.csv", set="attributed", query="seed-00001.png", method="gradient-dot")
         assert_equal_scores(values(table), kept.values[1])
+    shutil.rmtree(asked)
+    with served(own_run) as server:
+        assert [one["name"] for one in server.get("run")["sets"]] == ["generated", "validation", "asked"]
 
 
 def test_what_a_method_cannot_answer_is_said(own_run: Path) -> None:
@@ -243,9 +246,6 @@ def test_other_queries_cost_no_more_than_themselves(tmp_path: Path) -> None:
     others = queries.select([5, 3])
     found = evidence.asking(others).scores(method, damping)
     assert passes[3] == 2  # three copies of each
-    shutil.rmtree(tmp_path / "train-simple")  # which is not read again but for the products with the new queries
-    with pytest.raises(DtrakError, match="missing or damaged"):
-        evidence.asking(queries.select([7])).scores(method, damping)
     expected = dtrak.attribute(model, train, others, "trak", damping=0.1, **settings)
     np.testing.assert_allclose(found, expected.values, rtol=1e-5, atol=1e-7)
 
@@ -546,7 +546,6 @@ def test_a_flood_is_survived(server: Server) -> None:
     for one in hanging:
         one.close()
     assert set(statuses) == {200, 503}
-    assert statuses[200] >= 30
     time.sleep(0.2)
     assert server.get("answer", query="seed-00002.png")["query"]["id"] == "seed-00002.png"
     assert server.answered(server.ask(seed=2))

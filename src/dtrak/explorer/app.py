@@ -42,8 +42,8 @@ ASSETS = {
 }
 SIDES = {"small": 192, "large": 640}  # pixels, at the most
 THUMBNAILS = 4096  # that are kept in memory
-MOST_SHOWN = 500  # images in one answer
-UPLOADS = 4  # that are read at a time
+PAGE, MOST_SHOWN = 66, 500  # images in one answer, by default and at the most
+UPLOADS, SECONDS_TO_UPLOAD = 4, 120  # so many are read at a time, and so long
 RETRY_SECONDS = "5"
 MOST_SEED = 2**63 - 1
 
@@ -79,6 +79,7 @@ class Explorer:
             RefusedError: lambda _, error: refusal(error.status, str(error)),
             UsageError: lambda _, error: refusal(422, str(error)),
             DtrakError: lambda _, error: refusal(500, str(error)),
+            TimeoutError: lambda _, error: refusal(408, f"the form has not come within {SECONDS_TO_UPLOAD} seconds"),
             FullError: lambda _, error: full(),
             NotReadyError: lambda _, error: self._told(error.question),
             Exception: lambda _, error: refusal(500, f"{type(error).__name__}: {error}"),
@@ -90,9 +91,9 @@ class Explorer:
 
     def image(self, request: Request) -> Response:
         where = request.path_params["where"]
-        catalog = self.exploration.train if where == "train" else self._named("set", where, self.exploration.sets)
+        catalog = self.exploration.train if where == "train" else _named("set", where, self.exploration.sets)
         entry = _at(catalog, request.path_params["number"])
-        side = self._named("size", request.path_params["side"], SIDES)
+        side = _named("size", request.path_params["side"], SIDES)
         content, kind = self.thumbnail(entry, side)
         return Response(content, media_type=kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
 
@@ -110,17 +111,17 @@ class Explorer:
         sort = query.get("sort", "id")
         choose("order", sort, ["id", "self", "total"])
         if sort == "id":
-            return JSONResponse(self._page(entries, request))
+            return JSONResponse(_page(entries, request))
         values = answers.influences(self.exploration, *self._asked(request), sort)
         entries.sort(key=lambda entry: -values[entry.position])
-        found = self._page(entries, request)
+        found = _page(entries, request)
         for item in found["items"]:
             item["score"] = float(values[item["number"]])
         return JSONResponse(found)
 
     def queries(self, request: Request) -> Response:
         catalog = self.exploration.sets[self._set(request)]
-        return JSONResponse(self._page(catalog.found(request.query_params.get("search", "")), request))
+        return JSONResponse(_page(catalog.found(request.query_params.get("search", "")), request))
 
     def answer(self, request: Request) -> Response:
         set_name, method, damping = self._asked(request)
@@ -143,7 +144,8 @@ class Explorer:
             entries = [catalog.by_id[id_] for id_ in ids]
         else:
             entries = [_by_id(catalog, asked)]
-            self.exploration.scores_of(set_name, entries[0], method, damping)  # or say now what is wrong
+        for first in entries[:1]:  # what is wrong has to be said before the table begins
+            self.exploration.scores_of(set_name, first, method, damping)
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{method.name}-{set_name if asked is None else entries[0].id}")
         return StreamingResponse(
             answers.csv(self.exploration, set_name, entries, method, damping),
@@ -162,7 +164,7 @@ class Explorer:
         """A form with a picture, or with a seed to draw one from."""
         if self.uploads.locked():
             raise FullError
-        async with self.uploads:
+        async with self.uploads, asyncio.timeout(SECONDS_TO_UPLOAD):
             form = await read_form(request.headers, request.stream())
             picture, seed = form.get("picture"), form.get("seed")
             if isinstance(picture, UploadFile) and seed is None:
@@ -180,23 +182,13 @@ class Explorer:
     def _asked(self, request: Request) -> tuple[str, Method, Damping]:
         """The set, the method and the damping that a request is about."""
         methods, query = self.exploration.methods, request.query_params
-        method = self._named("method", query.get("method", next(iter(methods))), methods)
+        method = _named("method", query.get("method", next(iter(methods))), methods)
         return self._set(request), method, Damping.parse(query.get("damping", self.exploration.damping))
 
     def _set(self, request: Request) -> str:
         name = request.query_params.get("set", next(iter(self.exploration.sets)))
-        self._named("set", name, self.exploration.sets)
+        _named("set", name, self.exploration.sets)
         return name
-
-    @staticmethod
-    def _named(kind: str, name: str, known: Mapping[str, Choice]) -> Choice:
-        choose(kind, name, list(known))
-        return known[name]
-
-    @staticmethod
-    def _page(entries: list[Entry], request: Request) -> dict[str, Any]:
-        page, size = _whole(request, "page", 0), _whole(request, "size", 60, MOST_SHOWN)
-        return answers.listed(entries, page, size)
 
 
 def asset(path: Path, kind: str, request: Request) -> Response:
@@ -210,6 +202,16 @@ def refusal(status: int, message: str, headers: Mapping[str, str] | None = None)
 def full() -> Response:
     message = "too many questions wait already: ask again in a moment"
     return refusal(503, message, {"Retry-After": RETRY_SECONDS})
+
+
+def _page(entries: list[Entry], request: Request) -> dict[str, Any]:
+    page, size = _whole(request, "page", 0), _whole(request, "size", PAGE, MOST_SHOWN)
+    return answers.listed(entries, page, size)
+
+
+def _named(kind: str, name: str, known: Mapping[str, Choice]) -> Choice:
+    choose(kind, name, list(known))
+    return known[name]
 
 
 def _by_id(catalog: Catalog, asked: str) -> Entry:

@@ -10,7 +10,7 @@ export function askView() {
   const file = element("input", { type: "file", id: "file", accept: "image/png,image/jpeg,image/webp,image/bmp,image/gif", onchange: () => file.files[0] && upload(file.files[0]) });
   const drop = element("label", { class: "drop", for: "file" },
     element("strong", {}, "Choose a picture"), element("span", {}, "or drop one here"),
-    element("small", { class: "quiet" }, "PNG, JPEG, WebP, BMP or GIF, up to 20 MB"), file);
+    element("small", { class: "quiet" }, "PNG, JPEG, WebP, BMP or GIF, up to 20\u00a0MB"), file);
   const seed = element("input", { type: "number", id: "seed", min: "0", step: "1", value: "0", required: true, inputmode: "numeric" });
   const drawing = element("form", { class: "seed", onsubmit: draw },
     element("label", { for: "seed" }, "Seed"), seed, element("button", { class: "primary" }, "Draw and attribute"));

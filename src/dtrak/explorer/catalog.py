@@ -19,10 +19,7 @@ class Entry:
     position: int  # its place among these
     id: str
     columns: dict[str, Any]
-
-    def __contains__(self, word: str) -> bool:
-        """Whether a word, in lower case, stands in the id or in a column."""
-        return word in self.id.lower() or any(word in str(value).lower() for value in self.columns.values())
+    text: str  # the id and the columns in lower case, which a search looks in
 
 
 class Catalog:
@@ -45,7 +42,8 @@ class Catalog:
         if any(str(one) in self.by_id for one in images.ids):
             return
         for position, id_ in enumerate(images.ids):
-            entry = Entry(len(self.entries), images, position, str(id_), rows[position])
+            text = "\n".join(map(str, (id_, *rows[position].values()))).lower()
+            entry = Entry(len(self.entries), images, position, str(id_), rows[position], text)
             self.entries.append(entry)
             self.by_id[entry.id] = entry
         self.parts.append(images)
@@ -56,7 +54,7 @@ class Catalog:
         return [
             entry
             for entry in [*self.entries]
-            if all(word in entry for word in words) and (not label or str(entry.columns.get("label")) == label)
+            if all(word in entry.text for word in words) and (not label or str(entry.columns.get("label")) == label)
         ]
 
 

@@ -22,6 +22,7 @@ from dtrak.methods import Method
 from dtrak.methods.method import Values
 from dtrak.models import DiffusionModel
 from dtrak.pipeline import gather_run
+from dtrak.progress import say
 from dtrak.runs import Run
 from dtrak.sampling import sample, to_pixels
 
@@ -137,17 +138,23 @@ def explore(run: Run, changes: Mapping[str, Any], device: str) -> Exploration:
 
 def _sets(run: Run, attributed: str | None) -> dict[str, Catalog]:
     """The pictures that can be asked about: what there is of them."""
-    sets = {}
-    validation = run.recipe.data.validation
+    validation, sources = run.recipe.data.validation, {}
     if (run.folder / GENERATED).exists():
-        sets[GENERATED] = Catalog("generated pictures", run.query_images(str(run.folder / GENERATED)))
+        sources[GENERATED] = "generated pictures", str(run.folder / GENERATED)
     if validation is not None:
-        images = run.query_images(validation)
-        sets["validation"] = Catalog("validation images", images.select(range(min(VALIDATION, len(images)))))
-    if attributed not in (None, GENERATED, validation):
-        sets["attributed"] = Catalog("pictures attributed last", run.query_images(run.located(str(attributed))))
-    sets[ASKED] = Catalog("pictures asked about here", *kept(run))
-    return sets
+        sources["validation"] = "validation images", validation
+    if attributed is not None and attributed not in (GENERATED, validation):
+        sources["attributed"] = "pictures attributed last", run.located(attributed)
+    sets = {}
+    for name, (title, source) in sources.items():
+        try:
+            images = run.query_images(source)
+        except UsageError as error:  # they may have gone since
+            say(f"Left out: {title}: {error}")
+            continue
+        shown = images.select(range(min(VALIDATION, len(images)))) if source == validation else images
+        sets[name] = Catalog(title, shown)
+    return sets | {ASKED: Catalog("pictures asked about here", *kept(run))}
 
 
 def _last_attribution(run: Run) -> dict[str, Any]:

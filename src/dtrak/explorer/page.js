@@ -13,7 +13,7 @@ const [main, controls, methods, sets, slider, meaning, ticks, marks, problem, vi
 
 let shown = { key: null, view: null };
 let leaving = new AbortController(); // ends what the last view still waits for
-let places = new Map(); // how far each address was scrolled
+const places = new Map(); // how far each address was scrolled
 
 function choices(fieldset, name, options, chosen) {
   const list = options.map(({ value, text, hint }) => element("label", { title: hint },
@@ -32,24 +32,29 @@ function choose(name, value) {
 async function show() {
   const here = route();
   const key = `${here.view}/${here.id}${here.view === "picture" ? here.set : ""}`;
-  const is_new = key !== shown.key;
+  const isNew = key !== shown.key;
   leaving.abort();
   leaving = new AbortController();
   const { signal } = leaving;
   problem.hidden = true;
-  if (is_new) {
+  if (isNew) {
     shown = { key, view: (VIEWS[here.view] ?? pictures)() };
     main.replaceChildren(shown.view.node);
   }
   follow(here);
+  main.classList.add("stale"); // if it takes its time, what is still shown looks like it
+  const updating = Promise.all([shown.view.update(here, signal), here.view !== "ask" && updateDamping(here, signal)]);
+  const cameBack = isNew && arrival.by !== "link";
+  if (isNew && arrival.by === "link") arrive();
   try {
-    await Promise.all([shown.view.update(here, signal), here.view !== "ask" && updateDamping(here, signal)]);
+    await updating;
+    main.classList.remove("stale");
   } catch (error) {
     if (error.name === "AbortError") return;
     problem.textContent = error.message;
     problem.hidden = false;
   }
-  if (is_new && !signal.aborted) arrive();
+  if (cameBack && !signal.aborted) scrollTo(0, places.get(location.hash) ?? scrollY);
 }
 
 // Bring the controls in step with the address.
@@ -80,9 +85,11 @@ async function updateDamping(here, signal) {
   meaning.textContent = `${plain(scale.relative)} × mean eigenvalue, keeps ${count(Math.round(scale.dimension))} of ${count(scale.rank)} directions`;
   const known = Object.entries(scale.marks);
   ticks.replaceChildren(...known.map(([, mark]) => tick(mark.relative)));
+  const focused = document.activeElement?.dataset.mark;
   marks.replaceChildren(...known.map(([name, mark]) =>
-    element("button", { type: "button", "aria-pressed": String(mark.damping === here.damping), onclick: () => set(mark) },
+    element("button", { type: "button", "data-mark": name, "aria-pressed": String(mark.damping === here.damping), onclick: () => set(mark) },
       name, element("span", {}, ` ${plain(mark.relative)}`))));
+  marks.querySelector(`[data-mark="${focused}"]`)?.focus();
 }
 
 function set(mark) {
@@ -96,15 +103,11 @@ function tick(relative) {
   return made;
 }
 
-// A new view begins at its top and has the focus; one that we come back to is where it was.
+// A view that a link leads to has the focus and begins at its top; one that we come back to is where it was.
 function arrive() {
-  const place = places.get(location.hash);
-  if (place !== undefined && arrival.by === "back") scrollTo(0, place);
-  else if (arrival.by === "link") {
-    main.querySelector("h2")?.focus({ preventScroll: true });
-    scrollTo(0, Math.min(scrollY, main.getBoundingClientRect().top + scrollY - 16));
-  }
-  arrival.by = "back";
+  main.querySelector("h2")?.focus({ preventScroll: true });
+  scrollTo(0, Math.min(scrollY, main.getBoundingClientRect().top + scrollY - 16));
+  arrival.by = "";
 }
 
 // Only the newest change counts: while one is being shown, those between are dropped.
@@ -141,6 +144,7 @@ async function start() {
       arrival.by = "link";
     }
   });
+  for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault()); // a picture dropped amiss must not take the page's place
   document.getElementById("skip").addEventListener("click", (event) => {
     event.preventDefault();
     event.stopPropagation();

@@ -110,16 +110,16 @@ function one(about) {
   const steps = element("nav", { class: "steps", "aria-label": "Neighbours" });
   const node = element("article", {}, element("div", { class: "top" }, back, steps), heading, beside, answer, more);
   async function update(here, signal) {
-    const [text, where] = about.back(here);
+    const [text, to] = about.back(here);
     back.replaceChildren(element("span", { "aria-hidden": "true" }, "← "), text);
-    back.href = where;
+    back.href = to;
     heading.textContent = heading.textContent || `${about.kind} ${here.id}`;
     const found = await about.ask(here, many, signal);
-    const [of_, item] = about.subject(here, found);
-    heading.textContent = `${about.kind} ${of_ === "asked" ? name(of_, item) : item.id}`;
+    const [where, item] = about.subject(here, found);
+    heading.textContent = `${about.kind} ${where === "asked" ? name(where, item) : item.id}`;
     const step = (text, id) => id === null ? "" : element("a", { href: about.there(id) }, text);
     steps.replaceChildren(step("Previous", found.previous), step("Next", found.next));
-    if (!beside.firstChild) beside.append(picture(of_, item, about.kind, "large"), element("div"));
+    if (!beside.firstChild) beside.append(picture(where, item, about.kind, "large"), element("div"));
     const facts = [...described(item.columns).map((words) => words.split(/ (.*)/s)), ...about.facts(found)];
     beside.lastChild.replaceChildren(
       element("dl", {}, ...facts.map(([term, value]) => element("div", { class: value.length > 20 ? "long" : "" }, element("dt", {}, term), element("dd", {}, value)))),
