@@ -358,12 +358,25 @@ def test_a_question_that_fails_does_not_end_the_others() -> None:
         questions.ask("more", "more", lambda: None)
     unbounded = questions.ask("more", "more", lambda: None, is_bounded=False)
     assert questions.described(unbounded)["ahead"] == 3
+    with pytest.raises(FullError):
+        questions.ask("still more", "still more", lambda: None)
     gate.set()
     while unbounded.state != "done":
         time.sleep(0.01)
     assert (failing.state, failing.error) == ("failed", "the disk is full")
     assert (first.result, last.result) == ("late", "well")
     assert questions.ask("fail", "fail", lambda: "now") is not failing
+    assert questions.close()
+
+
+def test_the_servers_own_questions_leave_room_for_others() -> None:
+    gate, questions = threading.Event(), Questions(waiting=1)
+    for number in range(5):
+        questions.ask(f"own {number}", "own", lambda: gate.wait() and None, is_bounded=False)
+    asked = questions.ask("mine", "mine", lambda: "answer")
+    gate.set()
+    while asked.state != "done":
+        time.sleep(0.01)
     assert questions.close()
 
 

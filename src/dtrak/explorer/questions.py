@@ -33,6 +33,7 @@ class Question:
     id: str
     title: str
     work: Work
+    is_bounded: bool = True  # whether it counts among those that wait
     state: Literal["waiting", "working", "done", "failed"] = "waiting"
     stage: str = ""  # what is done now, and how much of it
     done: int = 0
@@ -67,15 +68,18 @@ class Questions:
         self._thread.start()
 
     def ask(self, key: str, title: str, work: Work, *, is_bounded: bool = True) -> Question:
-        """Put a question at the end of the queue; the same one, unless it failed, is not asked twice."""
+        """Put a question at the end of the queue; the same one, unless it failed, is not asked twice.
+
+        Those that the server asks itself need no bound: there are only so many.
+        """
         id_ = f"{stable_hash(key):016x}"
         with self._change:
             known = self.by_id.get(id_)
             if known is not None and known.state != "failed":
                 return known
-            if is_bounded and len(self._waiting) >= self.most_waiting:
+            if is_bounded and sum(one.is_bounded for one in self._waiting) >= self.most_waiting:
                 raise FullError
-            question = Question(id_, title, work)
+            question = Question(id_, title, work, is_bounded)
             self.by_id.pop(id_, None)
             self.by_id[id_] = question
             self._forget()
