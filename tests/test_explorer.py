@@ -302,6 +302,7 @@ def test_asked_pictures_are_there_after_a_restart(own_run: Path) -> None:
     with served(own_run) as server:
         assert [server.get("answer", set="asked", query=one) for one in ids] == before
         assert server.get("queries", set="asked")["items"][0]["columns"] == {"seed": 5}
+        assert [one["id"] for one in server.get("queries", set="asked", sort="newest")["items"]] == ids[::-1]
         transposed = server.get("transpose", set="asked", train=3)
         assert len(transposed["proponents"] + transposed["opponents"]) == 2
     assert sorted(path.name for path in own_run.glob("features/*/*")) == stores

@@ -41,7 +41,7 @@ ASSETS = {
     **{f"/{path.name}": (path, "text/javascript") for path in FOLDER.glob("*.js")},
 }
 SIDES = {"small": 192, "large": 640}  # pixels, at the most
-THUMBNAILS = 4096  # that are kept in memory
+THUMBNAILS = 2048  # that are kept in memory
 PAGE, MOST_SHOWN = 66, 500  # images in one answer, by default and at the most
 UPLOADS, SECONDS_TO_UPLOAD = 4, 120  # so many are read at a time, and so long
 RETRY_SECONDS = "5"
@@ -120,8 +120,10 @@ class Explorer:
         return JSONResponse(found)
 
     def queries(self, request: Request) -> Response:
-        catalog = self.exploration.sets[self._set(request)]
-        return JSONResponse(_page(catalog.found(request.query_params.get("search", "")), request))
+        catalog, query = self.exploration.sets[self._set(request)], request.query_params
+        entries, sort = catalog.found(query.get("search", "")), query.get("sort", "oldest")
+        choose("order", sort, ["oldest", "newest"])
+        return JSONResponse(_page(entries if sort == "oldest" else entries[::-1], request))
 
     def answer(self, request: Request) -> Response:
         set_name, method, damping = self._asked(request)

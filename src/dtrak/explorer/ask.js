@@ -69,7 +69,7 @@ export function askView() {
 
   async function update(here, signal) {
     leaving = signal;
-    const found = await get("api/queries", { set: "asked", size: 24 }, signal);
+    const found = await get("api/queries", { set: "asked", sort: "newest", size: 24 }, signal);
     before.replaceChildren(...(found.total ? [element("h3", {}, "Asked before"), tiles("asked", found.items)] : []));
   }
   return { node, update };
