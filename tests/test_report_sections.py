@@ -25,6 +25,7 @@ from dtrak.report import write_report
 from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
+from dtrak.report.glance import trust
 from dtrak.report.plots import nice_ticks, plain_value, plot, x_tick_values
 from dtrak.report.selfinfluence import self_influence_by_class
 from dtrak.report.thumbnails import Shown, embedded
@@ -118,6 +119,19 @@ def test_the_lds_of_the_same_settings_is_shown_with_its_ceiling(run: Run) -> Non
     assert "the noise ceiling, 66.6" in page
     assert "11.0 ± 1.5</td>" not in page.partition('id="pictures"')[0]
     assert 'class="warning"' not in page
+
+
+def test_a_ceiling_below_zero_stays_on_the_scale(run: Run) -> None:
+    measure(run, {"trak": 12.0}, ceiling=-50.0)
+    measure(run, {"trak": 13.0}, ceiling=-50.0, timesteps=2)
+    found = trust(nearest(read_comparisons(run.folder), {"timesteps": 10}), {"timesteps": 10})
+    assert found is not None
+    assert found.percent(-50) == 0
+    assert found.percent(found.methods["trak"].high) == 100
+    drawn = plot(setting_curves(read_comparisons(run.folder))[0])
+    assert drawn.ceiling is not None
+    assert drawn.lines["trak"][0].y < drawn.ceiling <= drawn.bottom
+    assert "the noise ceiling, −50.0" in write_report(run).read_text()
 
 
 def test_the_lds_of_other_settings_says_so(run: Run) -> None:

@@ -29,11 +29,11 @@ class Trust:
     @property
     def start(self) -> float:
         """Where the bars' scale begins."""
-        return min(0.0, *(one.low for one in self.methods.values()))
+        return min(0.0, self.ceiling or 0.0, *(one.low for one in self.methods.values()))
 
     @property
     def end(self) -> float:
-        return max(*(one.high for one in self.methods.values()), self.ceiling or 0.0, 1.0)
+        return max(1.0, self.ceiling or 0.0, *(one.high for one in self.methods.values()))
 
     def percent(self, value: float) -> float:
         """Where a value stands on the scale."""
@@ -106,4 +106,5 @@ def _passes(settings: Mapping[str, Any], timesteps: int, scores: Scores) -> str:
     train, queries, copies = len(scores.train_ids), len(scores.query_ids), timesteps * settings.get("draws", 1)
     total = copies * (len(objectives | partners) * train + len(objectives) * queries)
     of_objectives = f", for {len(objectives | partners)} objectives" if len(objectives | partners) > 1 else ""
-    return f"{total:,} gradient passes: {copies:,} noised copies of each image{of_objectives}"
+    copied = "one noised copy" if copies == 1 else f"{copies:,} noised copies"
+    return f"{total:,} gradient passes: {copied} of each image{of_objectives}"

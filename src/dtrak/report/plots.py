@@ -69,7 +69,8 @@ def plot(curve: Curve) -> Plot:
     samples = [sample for line in curve.lines.values() for sample in line]
     xs = [sample.x for sample in samples]
     reach = [sample.lds + sign * (sample.std or 0) for sample in samples for sign in (-1, 1)]
-    y_values = nice_ticks(min(reach), max(*reach, curve.ceiling or reach[0]))
+    reach += [] if curve.ceiling is None else [curve.ceiling]
+    y_values = nice_ticks(min(reach), max(reach))
     inset = 16  # so that no mark stands on the edge
     x = Axis(min(xs), max(xs), LEFT + inset, WIDTH - RIGHT - inset, curve.log)
     y = Axis(y_values[0], y_values[-1], HEIGHT - BOTTOM, TOP)

@@ -19,6 +19,11 @@ def plain(value: float) -> str:
     return digits.rstrip(".").replace("-", "−") + power
 
 
+def tenths(value: float) -> str:
+    """One digit after the point: 12.3, −0.5."""
+    return f"{value:.1f}".replace("-", "−")
+
+
 def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
