@@ -1,5 +1,6 @@
-"""`dtrak serve` as its users start it, in a process of its own, for tests that talk to it."""
+"""`dtrak serve` as its users start it, in a process of its own, and pictures to send to it."""
 
+import io
 import re
 import signal
 import time
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
+from PIL import Image
 
 from commands import Command, dtrak_started
 
@@ -79,3 +82,15 @@ class Server:
         question = self.wait(response.json()["question"])
         assert question["state"] == "done", question["error"]
         return str(question["result"])
+
+
+def colourful(side: int) -> bytes:
+    """The PNG of a random picture, somewhat wider than high."""
+    pixels = np.random.default_rng(5).integers(0, 256, (side, side + 30, 3), dtype=np.uint8)
+    return encoded(Image.fromarray(pixels), "PNG")
+
+
+def encoded(image: Image.Image, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
