@@ -73,8 +73,8 @@ def _recipe(train: str) -> Recipe:
 def _textures(count: int, side: int, seed: int) -> np.ndarray:
     """uint8 [count, side, side, 3]: broad colours under fine strokes, which compress about as photographs do."""
     random = np.random.default_rng(seed)
-    sum_ = np.zeros((count, side, side, 3))
-    for cells, weight in ((4, 110), (16, 60), (side, 25)):
-        coarse = random.random((count, cells, cells, 3), dtype=np.float32)
-        sum_ += weight * coarse.repeat(side // cells, 1).repeat(side // cells, 2)
-    return (sum_ + 30).clip(0, 255).astype(np.uint8)
+    pixels = np.full((count, side, side, 3), 30, dtype=np.uint8)
+    for cells, strength in ((4, 110), (16, 60), (side, 25)):
+        coarse = random.integers(0, strength, (count, cells, cells, 3), dtype=np.uint8)
+        pixels += coarse.repeat(side // cells, 1).repeat(side // cells, 2)
+    return pixels

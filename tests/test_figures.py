@@ -195,6 +195,17 @@ def test_each_query_stands_beside_its_proponents_and_opponents() -> None:
             assert_shows(one, TRAIN.pixels([match.position])[0], number(match.score))
 
 
+def test_only_the_queries_asked_for_are_shown() -> None:
+    given = scores()
+    found = shown(proponents_and_opponents(given, TRAIN, QUERIES.select([2]), top=1, bottom=1))
+    assert len(found) == 3
+    assert_shows(found[0], QUERIES.pixels([2])[0], "")
+    assert found[1][1] == number(given.top(1)[2][0].score)
+    other = dtrak.load_images("digits:validation").select([40])
+    with pytest.raises(UsageError, match=r"there are no scores of .* from digits:validation"):
+        proponents_and_opponents(given, TRAIN, other)
+
+
 def test_methods_stand_below_each_other() -> None:
     by_method = {"trak": scores("trak", 1), "d-trak": scores("d-trak", 2)}
     figure = proponents_and_opponents(by_method, TRAIN, QUERIES)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from dtrak.report import write_report
 from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
+from dtrak.report.glance import trust
 from dtrak.report.plots import nice_ticks, plain_value, plot, x_tick_values
 from dtrak.report.selfinfluence import self_influence_by_class
 from dtrak.report.thumbnails import Shown, embedded
+from dtrak.report.wording import described
 from dtrak.runs import Run
-from dtrak.scores import Scores
+from dtrak.scores import Scores, load_scores, save_scores
 from report_runs import make_run
 
 SETTINGS = {
@@ -90,6 +93,23 @@ def test_a_section_appears_only_with_what_it_is_about(run: Run) -> None:
     assert sections(run) == always | {"curves", "counterfactuals"}
 
 
+@pytest.mark.parametrize(
+    ("methods", "damping", "cost"),
+    [
+        (["d-trak"], 0.1, "10,060 gradient passes: 10 noised copies of each image<"),
+        (["trak", "d-trak"], "0.1", "20,120 gradient passes: 10 noised copies of each image, for 2 objectives"),
+        (["d-trak"], "auto", "20,060 gradient passes: 10 noised copies of each image, for 2 objectives"),
+        (["gradient-dot"], "auto", "10,060 gradient passes: 10 noised copies of each image<"),
+        (["random"], "auto", None),
+    ],
+)
+def test_the_cost_counts_every_pass(run: Run, methods: list[str], damping: float | str, cost: str | None) -> None:
+    path = run.folder / "attribution.json"
+    write_text(path, json.dumps(json.loads(path.read_text()) | {"method": methods, "damping": damping}))
+    page = write_report(run).read_text()
+    assert (cost in page) if cost else ("gradient passes" not in page)
+
+
 def test_the_lds_of_the_same_settings_is_shown_with_its_ceiling(run: Run) -> None:
     measure(run, {"trak": 42.0, "datamodel": -7.25}, ceiling=66.6)
     measure(run, {"trak": 11.0}, timesteps=2)
@@ -99,6 +119,19 @@ def test_the_lds_of_the_same_settings_is_shown_with_its_ceiling(run: Run) -> Non
     assert "the noise ceiling, 66.6" in page
     assert "11.0 ± 1.5</td>" not in page.partition('id="pictures"')[0]
     assert 'class="warning"' not in page
+
+
+def test_a_ceiling_below_zero_stays_on_the_scale(run: Run) -> None:
+    measure(run, {"trak": 12.0}, ceiling=-50.0)
+    measure(run, {"trak": 13.0}, ceiling=-50.0, timesteps=2)
+    found = trust(nearest(read_comparisons(run.folder), {"timesteps": 10}), {"timesteps": 10})
+    assert found is not None
+    assert found.percent(-50) == 0
+    assert found.percent(found.methods["trak"].high) == 100
+    drawn = plot(setting_curves(read_comparisons(run.folder))[0])
+    assert drawn.ceiling is not None
+    assert drawn.lines["trak"][0].y < drawn.ceiling <= drawn.bottom
+    assert "the noise ceiling, −50.0" in write_report(run).read_text()
 
 
 def test_the_lds_of_other_settings_says_so(run: Run) -> None:
@@ -228,6 +261,21 @@ def test_self_influence_is_ranked_within_each_class(run: Run) -> None:
     assert f"the median over all training images is {np.median(own):.3f}" in page
 
 
+def test_methods_that_share_a_kernel_share_their_self_influence(run: Run) -> None:
+    scores = load_scores(run.folder / "scores.npz")
+    trak = scores["trak"]
+    save_scores(run.folder / "scores.npz", {**scores, "relative-if": replace(trak, method="relative-if")})
+    shown = re.findall(r'data-self-influence-by="([\w-]+)"', write_report(run).read_text())
+    assert shown == ["trak", "d-trak"]
+
+
+def test_what_is_known_of_an_image_is_said_up_to_a_length() -> None:
+    assert described({"label": 3, "artist": None, "caption": "a pond"}) == "label 3, caption a pond"
+    long = described({"caption": "lily " * 1000, "label": 3})
+    assert len(long) <= 300
+    assert long.endswith("…")
+
+
 def test_no_image_of_a_small_class_is_both_most_and_least() -> None:
     columns = {"artist": np.array(["a", "b", "b", "b"])}
     own = np.array([0.4, 0.1, 0.3, 0.2], dtype=np.float32)
@@ -290,9 +338,14 @@ def test_credit_of_one_picture_is_its_shares(run: Run) -> None:
     kept = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', page)[0])
     scores = Scores.load(run.folder / "scores.npz", "trak")
     groups, shares = scores.shares("label")
-    order = [groups.tolist().index(credit.group) for credit in scores.credit("label")]
-    assert kept.keys() == {"trak", "d-trak", "random"}
-    np.testing.assert_allclose(np.array(kept["trak"])[:, :10], 100 * shares[:, order], atol=0.051)
+    assert [name for name, _ in kept["groups"]] == [str(group) for group in groups]
+    labels = scores.columns["label"]
+    expected = [100 * np.mean(labels == group) for group in groups]
+    assert [share for _, share in kept["groups"]] == pytest.approx(expected, abs=0.006)
+    assert kept["shares"].keys() == {"trak", "d-trak", "random"}
+    for row, largest in zip(shares, kept["shares"]["trak"], strict=True):
+        assert [place for place, _ in largest] == np.argsort(-row, kind="stable")[:12].tolist()
+        assert [share for _, share in largest] == pytest.approx(np.sort(100 * row)[::-1][:12], abs=0.051)
 
 
 def test_pictures_beyond_the_budget_become_smaller() -> None:

@@ -224,6 +224,36 @@ def report(run_folder: options.RunFolder) -> None:
 
 
 @app.command()
+@options.with_scoring
+def serve(
+    settings: dict[str, Any],
+    run_folder: options.RunFolder,
+    method: options.ServedMethods = None,
+    damping: options.ServedDamping = None,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = None,
+    no_browser: options.NoBrowser = False,
+    device: options.Device = None,
+) -> None:
+    """Look around in a run, in a browser: who made each picture, what each training image did, for any damping.
+
+    Also answers about pictures that you upload, or that it draws from a seed. Features that are not there yet are
+    computed while you look. Pictures asked about are kept in RUN/asked.
+    """
+    from dtrak.explorer.address import listen
+    from dtrak.runs import Run
+
+    given = {"method": method, "damping": damping, "engine": options.typed_engine(settings)}
+    changes = settings | {name: value for name, value in given.items() if value is not None}
+    opened, listening = Run.open(run_folder), listen(host, port)
+
+    from dtrak.explorer.exploration import explore
+    from dtrak.explorer.server import serve as serve_exploration
+
+    serve_exploration(explore(opened, changes, options.chosen_device(device)), host, listening, not no_browser)
+
+
+@app.command()
 def methods() -> None:
     """List the methods: what each is, needs and costs."""
     from dtrak.methods import METHODS

@@ -72,6 +72,7 @@ class Evidence:
     engine: Engine | None = None  # that computes gradients; this process if None
     with_partners: bool = False  # whether damping will compare each objective with another
     _made: dict[Any, Any] = field(default_factory=dict)
+    _of_training: dict[Any, Any] = field(default_factory=dict)  # what was made whatever the queries
     _seconds: dict[Any, float] = field(default_factory=dict)  # that what was made has taken
 
     def scores(self, method: Method, damping: Damping) -> Values:
@@ -147,6 +148,11 @@ class Evidence:
             case _:
                 return 0
 
+    def asking(self, queries: Images) -> "Evidence":
+        """The same about other queries; what is made of the training images, now or later, serves both."""
+        self.model.check_fits(queries.shape, queries.source)
+        return replace(self, queries=queries, _made={}, _seconds={})
+
     def check(self, method: Method) -> None:
         """Say what the method lacks, before anything takes its time."""
         match method.source:
@@ -172,7 +178,8 @@ class Evidence:
 
     @property
     def _encoder(self) -> Encoder:
-        found: Encoder = self._once("encoder", partial(load_encoder, self.resources.encoder, str(self.model.device)))
+        make = partial(load_encoder, self.resources.encoder, str(self.model.device))
+        found: Encoder = self._once_for_all("encoder", make)
         return found
 
     def _once(self, key: Any, make: Any) -> Any:
@@ -182,6 +189,12 @@ class Evidence:
             self._seconds[key] = time.perf_counter() - started
         return self._made[key]
 
+    def _once_for_all(self, key: Any, make: Any) -> Any:
+        """What does not depend on the queries."""
+        if key not in self._of_training:
+            self._of_training[key] = make()
+        return self._of_training[key]
+
     def _pixels(self) -> Vectors:
         train, queries = self._view("train"), self._view("queries")
         return Vectors(InputRows(train), queries.tensor(range(len(queries))).flatten(1).numpy())
@@ -189,9 +202,11 @@ class Evidence:
     def _view(self, of: Literal["train", "queries"]) -> View:
         """Images as the model sees them; all models of a question see them alike."""
         folder = self.resources.latents or self.folder / "latents"
-        make = partial(self.model.view, self.train if of == "train" else self.queries, folder)
-        found: View = self._once(("view", of), make)
-        return found
+        if of == "train":
+            view: View = self._once_for_all("view", partial(self.model.view, self.train, folder))
+        else:
+            view = self._once("view", partial(self.model.view, self.queries, folder))
+        return view
 
     def _embeddings(self) -> Vectors:
         train, queries = (self._embedded(images) for images in (self.train, self.queries))
@@ -217,7 +232,7 @@ class Evidence:
 
     @property
     def _benchmark(self) -> Benchmark:
-        found: Benchmark = self._once("benchmark", self._open_benchmark)
+        found: Benchmark = self._once_for_all("benchmark", self._open_benchmark)
         return found
 
     def _open_benchmark(self) -> Benchmark:
@@ -256,7 +271,7 @@ class Evidence:
 
         def kernel(of: str) -> Kernel:
             make = partial(decompose, stores["train"][of])
-            found: Kernel = self._once(("kernel", of), make) if models == "final" else make()
+            found: Kernel = self._once_for_all(("kernel", of), make) if models == "final" else make()
             return found
 
         partner = partial(kernel, partner_of(objective)) if self.with_partners else None
@@ -283,9 +298,9 @@ class Evidence:
             folder = folder / path.name
             settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
         make = partial(featurize, model, folder=folder, engine=self.engine)
-        stores = {
-            "train": make(self._view("train"), [*wanted[False] | wanted[True] | partners], settings, name="train")
-        }
+        of_train = [*wanted[False] | wanted[True] | partners]
+        of_training = partial(make, self._view("train"), of_train, settings, name="train")
+        stores = {"train": self._once_for_all(("train", models, member), of_training)}
         if wanted[False]:
             name = f"queries-{self.queries.fingerprint[:8]}"
             stores["queries"] = make(self._view("queries"), [*wanted[False]], settings, name=name)

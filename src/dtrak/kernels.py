@@ -22,7 +22,7 @@ from torch import Tensor
 from dtrak.errors import DtrakError
 
 Array = NDArray[np.float64]
-ROWS_AT_ONCE = 2048  # of float64 temporaries
+ROWS_AT_ONCE = 32  # of float64 temporaries, which then stay in the cache
 
 
 class Rows(Protocol):

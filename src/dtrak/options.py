@@ -386,6 +386,33 @@ Steps = Annotated[
     ),
 ]
 
+# the explorer
+
+ServedMethods = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="One from `dtrak methods`, or several to switch between: trak,d-trak, or all.",
+        show_default="those of the last attribution, or the recipe's",
+    ),
+]
+ServedDamping = Annotated[
+    str | None,
+    typer.Option(
+        "--damping",
+        metavar="λ",
+        help="To begin with, as for `attribute`; the page has a slider.",
+        show_default="that of the last attribution, or the recipe's",
+    ),
+]
+Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 lets other machines in.")]
+Port = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=whole_number(0), help="0 takes any.", show_default="8321, or the next free one"),
+]
+NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Only print the address.")]
+
 # The options that say how scores are made, by the names that `attribute` has for them.
 SCORING: dict[str, Any] = {
     "timesteps": Timesteps,

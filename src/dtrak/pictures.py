@@ -39,7 +39,7 @@ class Picture:
         if isinstance(self.place, np.ndarray) and crop is None and size is None and self.place.shape[-1] == channels:
             return self.place
         with naming(self.name, DtrakError), self.open() as image:
-            return _transformed(image, channels, crop, size)
+            return transformed(image, channels, crop, size)
 
     def header(self) -> tuple[str, tuple[int, int]]:
         """Pillow's mode, and the (width, height) that the image has when upright."""
@@ -70,7 +70,7 @@ def common_shape(
     return channels or (1 if all(mode in GREY_MODES for mode, _ in headers) else 3), height, width
 
 
-def _transformed(image: Image.Image, channels: int, crop: int | None, size: int | None) -> NDArray[np.uint8]:
+def transformed(image: Image.Image, channels: int, crop: int | None, size: int | None) -> NDArray[np.uint8]:
     """[H, W, C]: upright, of so many channels, cropped, resized."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):

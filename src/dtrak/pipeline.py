@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -146,14 +147,15 @@ def counterfactual_run(question: Question, changes: Mapping[str, Any], engine: E
     damping = changes.get("damping", run.recipe.attribution.damping)
     parsed_damping = Damping.parse(damping)
     first, *others = question.steps
-    every = _gather(question, {**changes, "step": first})
+    gathered = partial(gather_run, run, question.model, question.queries)
+    every = gathered({**changes, "step": first})
     scores = {first: {method.name: every.scores(method, parsed_damping) for method in every.methods}}
     own = [method for method in every.methods if isinstance(method.source, Gradients) and method.source.journey]
     for step in others:
         scores[step] = dict(scores[first])
         if own:
             names = ",".join(method.name for method in own)
-            at_step = _gather(question, {**changes, "method": names, "step": step})
+            at_step = gathered({**changes, "method": names, "step": step})
             scores[step] |= {method.name: at_step.scores(method, parsed_damping) for method in own}
     made_by = {
         "damping": damping,
@@ -164,13 +166,12 @@ def counterfactual_run(question: Question, changes: Mapping[str, Any], engine: E
     return evaluate_counterfactual(question, scores, encoder, engine, made_by)
 
 
-def _gather(question: Question, changes: Mapping[str, Any]) -> Evidence:
-    """What some methods score a question's pictures from, as the run's recipe says, but for the `changes`."""
-    settings = _scoring(question.run, changes)
+def gather_run(run: Run, model: DiffusionModel, queries: Images, changes: Mapping[str, Any]) -> Evidence:
+    """What some methods score a run's training images from, as its recipe says, but for the `changes`."""
+    settings = _scoring(run, changes)
     methods, cache, damping = (settings.pop(name) for name in ("method", "cache", "damping"))
     with_partners = Damping.parse(damping).asks_partner
-    train = question.run.train_images
-    return gather(question.model, train, question.queries, methods, cache, with_partners=with_partners, **settings)
+    return gather(model, run.train_images, queries, methods, cache, with_partners=with_partners, **settings)
 
 
 def _scoring(run: Run, changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

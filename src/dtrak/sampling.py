@@ -20,7 +20,7 @@ from dtrak.models.prompts import Condition
 from dtrak.models.views import repeated
 from dtrak.noise import gaussian
 from dtrak.pictures import png
-from dtrak.progress import progress_bar
+from dtrak.progress import progress_bar, steps_of
 from dtrak.runs import Run
 
 BATCH = 30
@@ -53,7 +53,7 @@ def sample(
     x = torch.stack([gaussian(model.shape, seed, "x_T") for seed in seeds]).to(model.device)
     told, untold = _conditions(model, prompts or [""] * len(seeds), guidance)
     path, estimates = [x], []
-    for t in solver.timesteps:
+    for t in steps_of("draw", list(solver.timesteps), "steps"):
         timesteps = t.to(model.device).expand(len(x))
         answer = model.predict(x, timesteps, told)
         if untold is not None and guidance is not None:

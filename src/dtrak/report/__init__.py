@@ -92,6 +92,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "number": wording.number,
         "plain": wording.plain,
+        "tenths": wording.tenths,
         "value": plain_value,
         "described": wording.described,
         "thousands": lambda count: f"{count:,}",

@@ -93,6 +93,6 @@ def _answer(scores: Scores, query: Query, top: list[Match], bottom: list[Match],
     class_ = None if column is None else query.columns.get(column)
     if class_ is None and column is not None and proponents:
         class_ = proponents[0].columns[column]
-    known = scores.self_influence is not None and proponents
-    own = float(scores.self_influence[proponents[0].position]) if known else None  # type: ignore[index]
+    on_itself = scores.self_influence
+    own = float(on_itself[proponents[0].position]) if on_itself is not None and proponents else None
     return Answer(scores.method, proponents, opponents, "" if class_ is None else str(class_), own)

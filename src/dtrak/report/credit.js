@@ -1,15 +1,15 @@
-// Credit for one picture: the bars of a section's tables change to that picture's shares, and back.
+// Credit for one picture: a section's tables change to the groups that this picture owes most, and back.
 for (const section of document.querySelectorAll(".credit")) {
   const form = section.querySelector("form");
   if (!form) continue;
-  const shares = JSON.parse(section.querySelector("script").textContent); // by method: [pictures][groups], in percent
+  const { groups, shares } = JSON.parse(section.querySelector("script").textContent); // shares in percent, by method
   const tables = [...section.querySelectorAll("table")].map((table) => ({ table, all: table.tBodies[0].innerHTML }));
 
   const update = () => {
     const query = form.elements.query.value;
     for (const { table, all } of tables) {
       table.tBodies[0].innerHTML = all;
-      if (query !== "") draw([...table.tBodies[0].rows], shares[table.dataset.method][query]);
+      if (query !== "") draw(table.tBodies[0], groups, shares[table.dataset.method][query]);
     }
     for (const words of section.querySelectorAll("[data-of]")) words.hidden = (words.dataset.of === "one") !== (query !== "");
     const picture = form.querySelector(".thumbnail");
@@ -23,17 +23,26 @@ for (const section of document.querySelectorAll(".credit")) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
-function draw(rows, ofQuery) {
-  const training = rows.map((row) => 100 * (row.dataset.training ?? 0));
-  const end = Math.max(...ofQuery.slice(0, rows.length), ...training);
-  rows.forEach((row, group) => {
-    row.querySelector(".value").textContent = `${ofQuery[group].toFixed(1)}%`;
-    if (!("training" in row.dataset)) return;
-    row.querySelector(".share").style.width = `${(100 * ofQuery[group]) / end}%`;
-    row.querySelector(".of-training").style.left = `${(100 * training[group]) / end}%`;
-    row.querySelector(".interval")?.remove();
-    row.querySelector(".range").textContent = "";
+/** Rows like the first one, for the groups [place, share] that the picture owes most. */
+function draw(body, groups, ofQuery) {
+  const training = ofQuery.map(([place]) => groups[place][1]);
+  const end = Math.max(...ofQuery.map(([, share]) => share), ...training);
+  const others = body.querySelector(".others");
+  const row = body.rows[0].cloneNode(true);
+  row.querySelector(".interval")?.remove();
+  row.querySelector(".range").textContent = "";
+  const rows = ofQuery.map(([place, share], index) => {
+    const one = row.cloneNode(true);
+    one.querySelector("th span").textContent = groups[place][0];
+    one.querySelector(".value").textContent = `${share.toFixed(1)}%`;
+    one.querySelector("[role=img]").ariaLabel = `${training[index].toFixed(1)}% of the training images`;
+    one.querySelector(".share").style.width = `${(100 * share) / end}%`;
+    one.querySelector(".of-training").style.left = `${(100 * training[index]) / end}%`;
+    return one;
   });
+  const sum = ofQuery.reduce((total, [, share]) => total + share, 0);
+  if (others) others.querySelector(".value").textContent = `${(sum ? Math.max(0, 100 - sum) : 0).toFixed(1)}%`;
+  body.replaceChildren(...rows, ...(others ? [others] : []));
 }
 
 for (const link of document.querySelectorAll(".to-credit")) {

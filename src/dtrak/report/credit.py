@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dtrak.scores import Credit, Scores
 
@@ -19,7 +20,8 @@ class Chart:
     method: str
     bars: list[tuple[Credit, float]]
     others: list[Credit]
-    by_query: list[list[float]]  # for each picture shown, the share of each bar and then of all others, in percent
+    groups: list[tuple[str, float]]  # every group's name and its share of the training images, in percent
+    by_query: list[list[tuple[int, float]]]  # for each picture shown, its largest groups by place, and their shares
 
     @property
     def end(self) -> float:
@@ -34,15 +36,14 @@ def charts(scores: Mapping[str, Scores], queries: int) -> list[Chart]:
 
 def _chart(scores: Scores, column: str, queries: int) -> Chart:
     credits = scores.credit(column)
-    groups, shares = scores.shares(column)
-    places = {group: place for place, group in enumerate(groups.tolist())}
-    of_bars = 100 * shares[:queries, [places[credit.group] for credit in credits[:GROUPS]]]
-    with_others = np.c_[of_bars, 100 * shares[:queries].sum(1) - of_bars.sum(1)].clip(min=0)
-    of_training = [float(np.mean(scores.groups(column) == credit.group)) for credit in credits[:GROUPS]]
-    return Chart(
-        column,
-        scores.method,
-        list(zip(credits, of_training, strict=False)),
-        credits[GROUPS:],
-        with_others.round(1).tolist(),
-    )
+    names, shares = scores.shares(column)
+    _, counts = np.unique(scores.groups(column), return_counts=True)
+    of_training = dict(zip(names.tolist(), (counts / counts.sum()).tolist(), strict=True))
+    bars = [(credit, of_training[credit.group]) for credit in credits[:GROUPS]]
+    groups = [(str(name), round(100 * share, 2)) for name, share in of_training.items()]
+    return Chart(column, scores.method, bars, credits[GROUPS:], groups, [_largest(row) for row in shares[:queries]])
+
+
+def _largest(shares: NDArray[np.float64]) -> list[tuple[int, float]]:
+    """The places of the largest of one picture's shares [G], and what they are in percent, the largest first."""
+    return [(int(g), round(100 * float(shares[g]), 1)) for g in np.argsort(-shares, kind="stable")[:GROUPS]]

@@ -63,15 +63,15 @@ def setting_curves(measured: Sequence[Measured]) -> list[Curve]:
 
 
 def _curves_over(setting: str, measured: Sequence[Measured]) -> list[Curve]:
-    groups: dict[str, dict[float, Measured]] = {}
+    groups: dict[tuple[str, str], dict[float, Measured]] = {}  # by the kind of values, and all other settings
     for one in measured:
         kind, x = _numeric(setting, one.settings.get(setting))
         if x is not None:
             rest = {name: str(value) for name, value in one.settings.items() if name != setting}
-            key = json.dumps([rest, kind, one.queries, one.subsets], sort_keys=True)
-            groups.setdefault(key, {}).setdefault(x, one)
+            others = json.dumps([rest, one.queries, one.subsets], sort_keys=True)
+            groups.setdefault((kind, others), {}).setdefault(x, one)
     curves = []
-    for of_group in groups.values():
+    for (kind, _), of_group in groups.items():
         lines: dict[str, list[Sample]] = {}
         for x, one in sorted(of_group.items()):
             for method, result in one.methods.items():
@@ -82,7 +82,9 @@ def _curves_over(setting: str, measured: Sequence[Measured]) -> list[Curve]:
             last = next(reversed(of_group.values()))
             xs = [sample.x for samples in lines.values() for sample in samples]
             log = min(xs) > 0 and max(xs) / min(xs) >= 4
-            curves.append(Curve(*VARIED[setting], lines, _told(last.settings, setting), log, last.ceiling))
+            title, axis = VARIED[setting]
+            note = _told(last.settings, setting)
+            curves.append(Curve(title, f"{axis}, {kind}" if kind else axis, lines, note, log, last.ceiling))
     return curves
 
 

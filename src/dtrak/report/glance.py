@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dtrak.damping import Damping, partner_of
 from dtrak.methods import METHODS, objective_of
 from dtrak.methods.method import Gradients
 from dtrak.recipes import DDPMRecipe
@@ -28,11 +29,11 @@ class Trust:
     @property
     def start(self) -> float:
         """Where the bars' scale begins."""
-        return min(0.0, *(one.low for one in self.methods.values()))
+        return min(0.0, self.ceiling or 0.0, *(one.low for one in self.methods.values()))
 
     @property
     def end(self) -> float:
-        return max(*(one.high for one in self.methods.values()), self.ceiling or 0.0, 1.0)
+        return max(1.0, self.ceiling or 0.0, *(one.high for one in self.methods.values()))
 
     def percent(self, value: float) -> float:
         """Where a value stands on the scale."""
@@ -92,13 +93,18 @@ def _model(run: Run) -> str:
 
 def _passes(settings: Mapping[str, Any], timesteps: int, scores: Scores) -> str:
     """The forward and backward passes of the methods that ask the model itself for gradients."""
-    objectives = set()
+    objectives, partners = set(), set()
     for method in (METHODS[name] for name in settings["method"] if name in METHODS):
         source = method.source
         if isinstance(source, Gradients) and source.models == "final" and not source.journey:
-            objectives.add(objective_of(method, settings["objective"]))
+            objective = str(objective_of(method, settings["objective"]))
+            objectives.add(objective)
+            if method.damped and Damping.parse(settings["damping"]).asks_partner:
+                partners.add(partner_of(objective))  # of the training images alone
     if not objectives:
         return ""
-    images, copies = len(scores.train_ids) + len(scores.query_ids), timesteps * settings.get("draws", 1)
-    each = f"{images:,} images × {copies:,} noised copies = {images * copies:,} gradient passes"
-    return each if len(objectives) == 1 else f"{each}, for each of {len(objectives)} objectives"
+    train, queries, copies = len(scores.train_ids), len(scores.query_ids), timesteps * settings.get("draws", 1)
+    total = copies * (len(objectives | partners) * train + len(objectives) * queries)
+    of_objectives = f", for {len(objectives | partners)} objectives" if len(objectives | partners) > 1 else ""
+    copied = "one noised copy" if copies == 1 else f"{copies:,} noised copies"
+    return f"{total:,} gradient passes: {copied} of each image{of_objectives}"

@@ -10,7 +10,6 @@ from dtrak.report.wording import plain
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 14, 46  # margins
 TICKS = 5  # about so many on an axis
-DECADE = 10.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,8 @@ def plot(curve: Curve) -> Plot:
     samples = [sample for line in curve.lines.values() for sample in line]
     xs = [sample.x for sample in samples]
     reach = [sample.lds + sign * (sample.std or 0) for sample in samples for sign in (-1, 1)]
-    y_values = nice_ticks(min(reach), max(*reach, curve.ceiling or reach[0]))
+    reach += [] if curve.ceiling is None else [curve.ceiling]
+    y_values = nice_ticks(min(reach), max(reach))
     inset = 16  # so that no mark stands on the edge
     x = Axis(min(xs), max(xs), LEFT + inset, WIDTH - RIGHT - inset, curve.log)
     y = Axis(y_values[0], y_values[-1], HEIGHT - BOTTOM, TOP)
@@ -92,7 +92,7 @@ def nice_ticks(low: float, high: float) -> list[float]:
     """Round numbers, 1, 2 or 5 of a power of ten apart, that enclose low and high, or at least 1 between them."""
     high = max(high, low + 1)
     rough = (high - low) / TICKS
-    power = DECADE ** math.floor(math.log10(rough))
+    power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
     return [step * index for index in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
 
@@ -104,7 +104,7 @@ def x_tick_values(xs: Sequence[float], log: bool) -> Sequence[float]:
     if log:
         powers = range(math.ceil(math.log10(xs[0]) - 1e-9), math.floor(math.log10(xs[-1]) + 1e-9) + 1)
         every = -(-len(powers) // (TICKS + 2))
-        return [DECADE**power for power in powers[::every]]
+        return [10.0**power for power in powers[::every]]
     return [value for value in nice_ticks(xs[0], xs[-1]) if xs[0] <= value <= xs[-1]]
 
 

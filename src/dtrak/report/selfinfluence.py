@@ -42,8 +42,12 @@ class SelfInfluence:
 
 
 def self_influences(scores: Mapping[str, Scores]) -> list[SelfInfluence]:
-    """Of each method that has it."""
-    return [self_influence_by_class(one) for one in scores.values() if one.self_influence is not None]
+    """Of each method that has it; methods that share a kernel have the same, which is shown once."""
+    different: dict[bytes, Scores] = {}
+    for one in scores.values():
+        if one.self_influence is not None:
+            different.setdefault(one.self_influence.tobytes(), one)
+    return [self_influence_by_class(one) for one in different.values()]
 
 
 def self_influence_by_class(scores: Scores, each: int = EACH, classes: int = CLASSES) -> SelfInfluence:

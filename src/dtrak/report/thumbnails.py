@@ -12,7 +12,7 @@ from PIL import Image
 from dtrak.data import Images
 
 SMALL = 32  # up to so many pixels a side, every single one is kept and drawn as a square
-BUDGET = 14_000_000  # letters that a page's pictures may take
+BUDGET = 12_000_000  # letters that a page's pictures may take
 FEWEST = 0.1  # of their pixels a side, that are kept whatever the budget
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-LONGEST = 240  # letters of a caption
+LONGEST = 300  # letters of what is known of an image
 
 
 def number(value: float) -> str:
@@ -19,6 +19,11 @@ def plain(value: float) -> str:
     return digits.rstrip(".").replace("-", "−") + power
 
 
+def tenths(value: float) -> str:
+    """One digit after the point: 12.3, −0.5."""
+    return f"{value:.1f}".replace("-", "−")
+
+
 def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -28,13 +33,10 @@ def duration(seconds: float) -> str:
 
 def described(columns: Mapping[str, Any]) -> str:
     """label 3, artist Klee, …"""
-    return ", ".join(f"{name} {_short(str(value))}" for name, value in columns.items() if value not in (None, ""))
+    text = ", ".join(f"{name} {value}" for name, value in columns.items() if value not in (None, ""))
+    return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
 
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Each once, numbers by their size and before words."""
     return sorted(set(names), key=lambda name: (0, len(name), name) if name.isdigit() else (1, 0, name))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"

@@ -44,22 +44,26 @@ def proponents_and_opponents(
 ) -> Figure:
     """The paper's figure: each query, its `top` proponents and its `bottom` opponents, with their scores below them.
 
-    With several methods there is a row for each. `train` and `queries` hold the images that the scores are of.
+    With several methods there is a row for each. `train` holds the images that the scores are of; `queries` are those
+    to show: `queries.select(range(4))` the first four.
     """
     by_method = {scores.method: scores} if isinstance(scores, Scores) else dict(scores)
     first = next(iter(by_method.values()))
-    pictures = queries.pixels(queries.positions(first.query_ids, "the scores"))
+    places = {str(id_): place for place, id_ in enumerate(first.query_ids)}
+    unknown = [str(id_) for id_ in queries.ids if str(id_) not in places]
+    if unknown:
+        raise UsageError(f"there are no scores of {unknown[0]} from {queries.source}")
     images = train.select(train.positions(first.train_ids, "the scores"))
     cell = partial(_cell, images, said=number)
     ranked = {name: list(zip(one.top(top), one.bottom(bottom), strict=True)) for name, one in by_method.items()}
     rows = [
         Row(
             name if len(ranked) > 1 else "",
-            [[Cell(picture)] * (place == 0), *([cell(match) for match in part] for part in answers[q])],
-            above=BETWEEN * (place == 0 and q > 0 and len(ranked) > 1),
+            [[Cell(picture)] * (index == 0), *([cell(match) for match in part] for part in answers[places[str(id_)]])],
+            above=BETWEEN * (index == 0 and shown > 0 and len(ranked) > 1),
         )
-        for q, picture in enumerate(pictures)
-        for place, (name, answers) in enumerate(ranked.items())
+        for shown, (id_, picture) in enumerate(zip(queries.ids, queries.pixels(range(len(queries))), strict=True))
+        for index, (name, answers) in enumerate(ranked.items())
     ]
     return _sheet({"query": 1, "proponents": top, "opponents": bottom}, rows)
 

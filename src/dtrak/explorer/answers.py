@@ -1,0 +1,170 @@
+"""What the page is told, as JSON and CSV: who made a picture, what a training image did, and who is owed for it."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrak.damping import Damping
+from dtrak.explorer.catalog import Catalog, Entry, labels
+from dtrak.explorer.exploration import Exploration
+from dtrak.explorer.scoring import tells_self_influence
+from dtrak.methods import Method
+from dtrak.methods.method import Values
+from dtrak.report.thumbnails import SMALL
+from dtrak.scores import Scores
+
+CREDITED = ("artist", "label")  # the columns that say to whom an image is owed
+GROUPS = 12  # of which so many are shown
+
+
+def described_run(exploration: Exploration) -> dict[str, Any]:
+    """What does not change while the server runs, but for the number of pictures asked about."""
+    run, (_, height, width) = exploration.run, exploration.run.train_images.shape
+    return {
+        "name": run.folder.resolve().name,
+        "summary": run.recipe.summary,
+        "train": {"count": len(exploration.train), "labels": labels(exploration.train)},
+        "sets": [{"name": name, "title": one.title, "count": len(one)} for name, one in exploration.sets.items()],
+        "methods": [
+            {
+                "name": one.name,
+                "summary": one.summary,
+                "damped": one.damped,
+                "self_influence": tells_self_influence(one),
+            }
+            for one in exploration.methods.values()
+        ],
+        "damping": exploration.damping,
+        "steps": run.recipe.generation.steps,
+        "prompts": run.recipe.model.kind != "ddpm",
+        "width": width,
+        "height": height,
+        "pixelated": max(height, width) <= SMALL,
+    }
+
+
+def scale(exploration: Exploration, method: Method, damping: Damping) -> dict[str, Any]:
+    """What the slider shows: where λ lies, how many directions it keeps, and the marks beside it."""
+    scorer, recipe = exploration.scorer, exploration.recipe_damping
+    if method.name not in scorer.members:  # it has no λ, or there is no picture to ask about
+        return {}
+    found = scorer.scale(method, damping)
+    marks = {rule: {"damping": rule, "relative": relative} for rule, relative in found.rules.items()}
+    if recipe not in ("auto", "spectrum"):
+        marks["recipe"] = {"damping": recipe, "relative": scorer.scale(method, Damping.parse(recipe)).relative}
+    return {"relative": found.relative, "dimension": found.dimension, "rank": found.rank, "marks": marks}
+
+
+def listed(entries: list[Entry], page: int, size: int) -> dict[str, Any]:
+    """A page of some images, counted from 0."""
+    shown = entries[page * size : (page + 1) * size]
+    return {"total": len(entries), "page": page, "size": size, "items": [described(one) for one in shown]}
+
+
+def described(entry: Entry) -> dict[str, Any]:
+    return {"id": entry.id, "number": entry.number, "columns": entry.columns}
+
+
+def influences(
+    exploration: Exploration, set_name: str, method: Method, damping: Damping, kind: str
+) -> NDArray[np.floating[Any]]:
+    """Of every training image on itself (`self`), or on all pictures of a set together (`total`), [N]."""
+    scored = exploration.scored(set_name, method)
+    if not scored:
+        return np.zeros(len(exploration.train))
+    if kind == "self":
+        return exploration.scorer.self_influence(method, damping)
+    return np.asarray(np.sum([one.total(damping) for _, one in scored], axis=0))
+
+
+def answer(
+    exploration: Exploration, set_name: str, entry: Entry, method: Method, damping: Damping, count: int
+) -> dict[str, Any]:
+    """Who made a picture: its strongest proponents and opponents, and the credit of each group."""
+    values = exploration.scores_of(set_name, entry, method, damping)
+    train = exploration.train
+    return {
+        "query": described(entry),
+        **_neighbours(exploration.sets[set_name], entry),
+        "proponents": _strongest(train.entries, values, count),
+        "opponents": _strongest(train.entries, -values, count, sign=-1),
+        "positive": int((values > 0).sum()),
+        "negative": int((values < 0).sum()),
+        "credit": {column: _credit(train, values, column) for column in CREDITED if column in _columns(train)},
+    }
+
+
+def transposed(
+    exploration: Exploration, set_name: str, entry: Entry, method: Method, damping: Damping, count: int
+) -> dict[str, Any]:
+    """What a training image did: the pictures of a set that it helped most, and those that it hurt most."""
+    scored = exploration.scored(set_name, method)
+    own = slice(entry.position, entry.position + 1)
+    values = np.concatenate([np.empty(0, np.float32), *(one.scores(damping, train=own)[:, 0] for _, one in scored)])
+    by_id = exploration.sets[set_name].by_id
+    entries = [by_id[str(id_)] for part, _ in scored for id_ in part.ids]
+    return {
+        "train": described(entry),
+        **_neighbours(exploration.train, entry),
+        "self_influence": _self_influence(exploration, entry, method, damping),
+        "proponents": _strongest(entries, values, count),
+        "opponents": _strongest(entries, -values, count, sign=-1),
+        "positive": int((values > 0).sum()),
+        "negative": int((values < 0).sum()),
+        "total": float(values.sum()),
+    }
+
+
+def csv(
+    exploration: Exploration, set_name: str, entries: list[Entry], method: Method, damping: Damping
+) -> Iterator[str]:
+    """A line for every picture and training image, the strongest first: query, rank, train, score and the columns."""
+    train = exploration.run.train_images
+    for number, entry in enumerate(entries):
+        values = exploration.scores_of(set_name, entry, method, damping)[None]
+        scores = Scores(values, train.ids, np.array([entry.id]), method.name, train.columns)
+        yield scores.to_pandas().to_csv(index=False, header=number == 0)
+
+
+def _neighbours(catalog: Catalog, entry: Entry) -> dict[str, str | None]:
+    """The ids of the images before and after it."""
+    before, after = entry.number - 1, entry.number + 1
+    return {
+        "previous": catalog.entries[before].id if before >= 0 else None,
+        "next": catalog.entries[after].id if after < len(catalog) else None,
+    }
+
+
+def _strongest(entries: list[Entry], keys: Values, count: int, sign: int = 1) -> list[dict[str, Any]]:
+    """The entries of the largest keys above zero, the largest first, with `sign` × key as their score."""
+    order = np.argsort(-keys, kind="stable")[:count]
+    return [described(entries[n]) | {"score": sign * float(keys[n])} for n in order if keys[n] > 0]
+
+
+def _credit(train: Catalog, values: Values, column: str) -> list[dict[str, Any]]:
+    """Each group's share of the positive scores, and of the training images, the largest first."""
+    positive: Counter[str] = Counter()
+    images: Counter[str] = Counter()
+    for entry, value in zip(train.entries, values.tolist(), strict=True):
+        group = str(entry.columns[column])
+        positive[group] += max(value, 0.0)
+        images[group] += 1
+    total = sum(positive.values()) or 1.0
+    ranked = [(group, one / total, images[group] / len(train)) for group, one in positive.most_common()]
+    rest = ranked[GROUPS:]
+    if rest:
+        ranked[GROUPS:] = [(f"{len(rest)} more", sum(one[1] for one in rest), sum(one[2] for one in rest))]
+    return [{"group": group, "share": share, "of_training": of_training} for group, share, of_training in ranked]
+
+
+def _columns(catalog: Catalog) -> dict[str, Any]:
+    return catalog.entries[0].columns
+
+
+def _self_influence(exploration: Exploration, entry: Entry, method: Method, damping: Damping) -> float | None:
+    if not tells_self_influence(method):
+        return None
+    return float(exploration.scorer.self_influence(method, damping, slice(entry.position, entry.position + 1))[0])

@@ -1,0 +1,82 @@
+"""A set of images to look through: found by id, searched by their columns, shown page by page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrak.data import Images
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One image of a catalog."""
+
+    number: int  # its place in the catalog
+    images: Images
+    position: int  # its place among these
+    id: str
+    columns: dict[str, Any]
+    text: str  # the id and the columns in lower case, which a search looks in
+
+
+class Catalog:
+    """Images by id. More can be added at the end; nothing else changes, so that readers need no lock."""
+
+    def __init__(self, title: str, *parts: Images) -> None:
+        self.title = title
+        self.parts: list[Images] = []
+        self.entries: list[Entry] = []
+        self.by_id: dict[str, Entry] = {}
+        for part in parts:
+            self.add(part)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def add(self, images: Images) -> None:
+        """Add images, unless they are there."""
+        rows = plain_rows(images)
+        if any(str(one) in self.by_id for one in images.ids):
+            return
+        for position, id_ in enumerate(images.ids):
+            text = "\n".join(map(str, (id_, *rows[position].values()))).lower()
+            entry = Entry(len(self.entries), images, position, str(id_), rows[position], text)
+            self.entries.append(entry)
+            self.by_id[entry.id] = entry
+        self.parts.append(images)
+
+    def found(self, search: str, label: str = "") -> list[Entry]:
+        """Those that have every word of the search in their id or columns, and that label if one is given."""
+        words = search.lower().split()
+        return [
+            entry
+            for entry in [*self.entries]
+            if all(word in entry.text for word in words) and (not label or str(entry.columns.get("label")) == label)
+        ]
+
+
+def plain_rows(images: Images) -> list[dict[str, Any]]:
+    """The columns of each image, as JSON has them."""
+    columns = {name: _plain(column) for name, column in images.columns.items()}
+    return [{name: column[row] for name, column in columns.items()} for row in range(len(images))]
+
+
+def _plain(column: NDArray[Any]) -> list[Any]:
+    """Numbers, text and truth stay as they are; what is missing is None; all else becomes text."""
+    return [_as_json(value) for value in column.tolist()]
+
+
+def _as_json(value: Any) -> Any:
+    if value is None or (isinstance(value, float) and not np.isfinite(value)):
+        return None
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def labels(catalog: Catalog) -> Sequence[str]:
+    """The values of the column `label`, as text, numbers in their order."""
+    found = {entry.columns["label"] for entry in catalog.entries if entry.columns.get("label") is not None}
+    numbers = all(isinstance(one, int | float) for one in found)
+    return [str(one) for one in (sorted(found) if numbers else sorted(found, key=str))]

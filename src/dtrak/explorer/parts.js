@@ -1,0 +1,162 @@
+// What the page is built from: elements, numbers, tiles of images, rows of matches, charts of credit.
+
+import { link } from "./route.js";
+
+export const run = {}; // what the server said of the run
+
+// element("a", { href: "#x", class: "tile" }, "text", otherElement)
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === undefined || value === false) continue;
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
+  return made;
+}
+
+// Three digits with a sign: +0.123, −1.23×10⁻⁵.
+export function number(value) {
+  const sign = value < 0 ? "−" : "+";
+  const size = Math.abs(value);
+  if (size === 0 || (size >= 1e-4 && size < 1e3)) return sign + plain(size);
+  const [digits, power] = size.toExponential(2).split("e");
+  const raised = [...String(Number(power))].map((one) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(one)]);
+  return `${sign}${digits}×10${raised.join("")}`;
+}
+
+export function plain(size) {
+  return size === 0 ? "0" : String(size.toPrecision(3));
+}
+
+export const count = (value) => value.toLocaleString("en");
+
+const SHOWN_FIRST = ["label", "artist", "seed"];
+
+// The columns in a few words, those that matter most first.
+export function described(columns) {
+  const names = [...SHOWN_FIRST.filter((name) => name in columns), ...Object.keys(columns).filter((name) => !SHOWN_FIRST.includes(name))];
+  return names.filter((name) => columns[name] !== null).map((name) => `${name} ${columns[name]}`);
+}
+
+export function picture(where, item, what, size = "small") {
+  const words = described(item.columns).join(", ");
+  return element("img", {
+    src: `images/${size}/${where}/${item.number}?${run.version}`,
+    alt: `${what} ${name(where, item)}${words ? `: ${words}` : ""}`,
+    title: words || undefined,
+    width: run.width,
+    height: run.height,
+    loading: size === "small" ? "lazy" : undefined,
+  });
+}
+
+// What an image is called in few words: a drawn picture by its seed, an upload by the beginning of its content's name.
+export function name(where, item) {
+  if (where !== "train" && item.columns.seed !== undefined) return `seed ${item.columns.seed}`;
+  return where === "asked" ? `upload ${item.id.slice(0, 6)}` : item.id;
+}
+
+// What else is worth a line below a small image; the rest is told on hovering.
+function lines({ columns }) {
+  const known = ["label", "artist"].filter((column) => (columns[column] ?? null) !== null);
+  return known.map((column) => element("span", { class: "quiet" }, typeof columns[column] === "number" ? `${column} ${columns[column]}` : columns[column]));
+}
+
+export function address(where, item) {
+  return where === "train" ? link("image", item.id) : link("picture", item.id, { set: where });
+}
+
+const whatIs = (where) => (where === "train" ? "Training image" : "Picture");
+
+export function tiles(where, items) {
+  return element("ol", { class: "tiles" }, ...items.map((item) =>
+    element("li", {}, element("a", { href: address(where, item) },
+      picture(where, item, whatIs(where)),
+      element("span", { class: "about", "aria-hidden": "true" },
+        element("span", {}, name(where, item)),
+        item.score !== undefined && element("span", { class: "score" }, number(item.score)),
+        ...lines(item))))));
+}
+
+// Proponents or opponents, with bars relative to the strongest of both.
+export function matches(kind, title, where, items, strongest, none) {
+  const sign = element("span", { "aria-hidden": "true", class: "sign" }, kind === "proponents" ? "▲" : "▼");
+  const list = element("ol", {}, ...items.map((item) => {
+    const inner = element("span");
+    inner.style.width = `${(100 * Math.abs(item.score)) / strongest}%`;
+    return element("li", {}, element("a", { href: address(where, item) },
+      picture(where, item, whatIs(where)),
+      element("span", { class: "bar", "aria-hidden": "true" }, inner),
+      element("data", { class: "score", value: item.score }, number(item.score)),
+      element("span", { class: "about", "aria-hidden": "true" },
+        element("span", {}, name(where, item)),
+        ...lines(item))));
+  }));
+  return element("section", { class: `matches ${kind}` },
+    element("h3", {}, sign, ` ${title}`),
+    items.length ? list : element("p", { class: "none" }, none));
+}
+
+// Each group's share of the positive scores; the upright mark is its share of the training images.
+export function credit(column, groups) {
+  const end = Math.max(...groups.map((one) => Math.max(one.share, one.of_training))) || 1;
+  const percent = (share) => `${(100 * share).toFixed(1)}%`;
+  const rows = groups.map((one) => {
+    const share = element("i", { class: "share" });
+    const mark = element("i", { class: "of-training" });
+    share.style.width = `${(100 * one.share) / end}%`;
+    mark.style.left = `${(100 * one.of_training) / end}%`;
+    return element("tr", {},
+      element("th", { scope: "row" }, element("span", {}, one.group)),
+      element("td", { class: "plot" }, element("div", { role: "img", "aria-label": `${percent(one.of_training)} of the training images` }, share, mark)),
+      element("td", { class: "value" }, percent(one.share)));
+  });
+  return element("section", { class: "credit" },
+    element("h3", {}, `Credit by ${column}`),
+    element("p", { class: "quiet" }, `Each ${column}’s share of all positive scores. The upright mark is its share of the training images.`),
+    element("table", {},
+      element("thead", { class: "unseen" }, element("tr", {}, ...[column, "chart", "share"].map((text) => element("th", { scope: "col" }, text)))),
+      element("tbody", {}, ...rows)));
+}
+
+export function pager(found, go) {
+  const pages = Math.ceil(found.total / found.size);
+  if (pages < 2) return element("div");
+  const step = (text, to, label) => element("button", { type: "button", disabled: to < 0 || to >= pages, "aria-label": label, onclick: () => go(to) }, text);
+  return element("nav", { class: "pager", "aria-label": "Pages" },
+    step("←", found.page - 1, "Previous page"),
+    element("span", {}, `Page ${found.page + 1} of ${count(pages)}`),
+    step("→", found.page + 1, "Next page"));
+}
+
+const work = Object.fromEntries(["work", "work-title", "work-stage", "work-bar", "live"].map((id) => [id, document.getElementById(id)]));
+
+// How far a question is; null when it has ended.
+export function showWork(question) {
+  work.work.hidden = question === null;
+  if (question === null) {
+    work.live.textContent = "";
+    return;
+  }
+  const waits = question.state === "waiting";
+  const title = waits ? "Waiting" : `Working on ${question.title}`;
+  if (work["work-title"].textContent !== title || !work.live.textContent) work.live.textContent = title;
+  work["work-title"].textContent = title;
+  work["work-stage"].textContent = waits ? `for ${question.ahead === 1 ? "one question" : `${question.ahead} questions`} before this one` : stage(question);
+  if (!waits && question.total > 1) {
+    work["work-bar"].max = question.total;
+    work["work-bar"].value = question.done;
+  } else {
+    work["work-bar"].removeAttribute("value"); // it cannot say how long
+  }
+}
+
+const STAGES = { draw: "drawing", features: "computing gradients" };
+
+function stage({ stage, done, total, unit, seconds }) {
+  if (!stage) return "";
+  const left = done > 0 && done < total ? Math.round((seconds * (total - done)) / done) : 0;
+  return `${STAGES[stage] ?? stage}: ${count(done)} of ${count(total)} ${unit}${left > 1 ? `, about ${left} s to go` : ""}`;
+}

@@ -1,0 +1,47 @@
+"""How the explorer starts and ends."""
+
+import os
+import socket
+import threading
+import webbrowser
+from contextlib import suppress
+
+import uvicorn
+
+from dtrak.explorer.address import is_loopback
+from dtrak.explorer.app import Explorer
+from dtrak.explorer.exploration import Exploration
+from dtrak.explorer.guard import ANY
+from dtrak.printing import output
+
+CONNECTIONS = 64  # at a time; others are answered with 503
+SECONDS_TO_END = 3
+
+
+def serve(exploration: Exploration, host: str, listening: socket.socket, open_browser: bool) -> None:
+    """Answer requests until Ctrl-C."""
+    name = f"[{host}]" if ":" in host else host
+    address = f"http://{name}:{listening.getsockname()[1]}/"
+    local = is_loopback(host)
+    exploration.prepare_first()
+    output.print(f"The explorer: {address} (Ctrl-C ends it)", markup=False)
+    if not local:
+        output.print(f"Everyone who can reach {host} can look at this run and ask about pictures.", markup=False)
+    if open_browser:
+        threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+    hosts = ["127.0.0.1", "localhost", "[::1]", name.lower()] if local else [ANY]
+    config = uvicorn.Config(
+        Explorer(exploration).app(hosts),
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=SECONDS_TO_END,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+    )
+    try:
+        with suppress(KeyboardInterrupt):  # the way to end it
+            uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        if not exploration.questions.close():
+            os._exit(0)  # in the midst of a long computation; what it has written is whole, as after any kill
