@@ -155,8 +155,9 @@ def _sets(run: Run, attributed: str | None) -> dict[str, Catalog]:
         sources["attributed"] = "pictures attributed last", run.located(attributed)
     sets = {}
     for name, (title, source) in sources.items():
+        select = run.recipe.data.select_validation if source == validation else None
         try:
-            images = run.query_images(source)
+            images = run.query_images(source, select)
         except UsageError as error:  # they may have gone since
             say(f"Left out: {title}: {error}")
             continue
