@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dtrak import options
+from dtrak import options_evaluate as asked
 from dtrak.errors import UsageError
 from dtrak.printing import show, tell
 
@@ -23,22 +24,22 @@ app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mod
 @options.with_scoring
 def lds(
     settings: dict[str, Any],
-    run_folder: options.RunToRetrain = None,
-    benchmark: options.Benchmark = None,
-    method: options.EvaluatedMethods = "d-trak",
-    queries: options.QueryKind = "validation",
-    output_function: options.Output = "simple",
-    damping: options.EvaluatedDamping = "chosen",
-    grid: options.Grid = "log",
-    out: options.LdsFile = None,
-    table: options.TableFile = None,
-    subsets: options.Subsets = None,
-    fraction: options.Fraction = None,
-    seeds: options.Seeds = None,
-    output_timesteps: options.OutputTimesteps = None,
-    output_noises: options.OutputNoises = None,
-    validation_count: options.ValidationCount = None,
-    keep_models: options.KeepModels = None,
+    run_folder: asked.RunToRetrain = None,
+    benchmark: asked.Benchmark = None,
+    method: asked.EvaluatedMethods = "d-trak",
+    queries: asked.QueryKind = "validation",
+    output_function: asked.Output = "simple",
+    damping: asked.EvaluatedDamping = "chosen",
+    grid: asked.Grid = "log",
+    out: asked.LdsFile = None,
+    table: asked.TableFile = None,
+    subsets: asked.Subsets = None,
+    fraction: asked.Fraction = None,
+    seeds: asked.Seeds = None,
+    output_timesteps: asked.OutputTimesteps = None,
+    output_noises: asked.OutputNoises = None,
+    validation_count: asked.ValidationCount = None,
+    keep_models: asked.KeepModels = None,
     device: options.Device = None,
 ) -> None:
     """Ask how well scores predict what models trained on random subsets do: the linear datamodelling score.
@@ -107,13 +108,13 @@ def lds(
 def counterfactual(
     settings: dict[str, Any],
     run_folder: options.RunFolder,
-    method: options.EvaluatedMethods = "random,trak,d-trak",
-    count: options.QueryCount = None,
-    remove: options.Remove = None,
-    step: options.Steps = None,
-    encoder: options.JudgingEncoder = None,
+    method: asked.EvaluatedMethods = "random,trak,d-trak",
+    count: asked.QueryCount = None,
+    remove: asked.Remove = None,
+    step: asked.Steps = None,
+    encoder: asked.JudgingEncoder = None,
     damping: options.Damping = None,
-    table: options.TableFile = None,
+    table: asked.TableFile = None,
     device: options.Device = None,
 ) -> None:
     """Ask what becomes of a picture without the training images that scores say it came from.
@@ -125,7 +126,7 @@ def counterfactual(
     from dtrak.runs import Run
 
     split_methods(method)
-    steps = options.chosen_steps(step)
+    steps = asked.chosen_steps(step)
     opened = Run.open(run_folder)
     _check_files(None, table)
 
