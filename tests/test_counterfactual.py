@@ -69,10 +69,10 @@ class Counting:
         self.jobs: list[Job] = []
 
     def run(
-        self, work: Callable[[Any, Any], Any], context: Any, jobs: Sequence[Any], threads: int = 1
+        self, work: Callable[[Any, Any], Any], context: Any, jobs: Sequence[Any], threads: int = 1, gpu: bool = False
     ) -> Iterator[tuple[Any, Any]]:
         self.jobs += jobs
-        yield from ThisProcess().run(work, context, jobs, threads)
+        yield from ThisProcess().run(work, context, jobs, threads, gpu)
 
 
 class Thumbnail:
