@@ -16,34 +16,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_sample_image
 from torch import Tensor
-from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
+from transformers import CLIPModel
 
 from dtrak.data import Images, load_images
 from dtrak.encoders import Encoder, embed, load_encoder
 from dtrak.errors import UsageError
-
-SIDE, DIM = 16, 12  # of the tiny CLIP
-MEAN, DEVIATION = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-HALF = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-TEXT = {"vocab_size": 30, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2}
-VISION = {"image_size": SIDE, "patch_size": 4, "attention_dropout": 0.5}  # dropout that must stay off
+from tiny_clip import DEVIATION, DIM, MEAN, SIDE, save_clip
 
 
 @pytest.fixture(scope="module")
 def saved_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CLIP of some 10,000 parameters, as transformers saves it. Not to be changed."""
-    folder = tmp_path_factory.mktemp("clip")
-    torch.manual_seed(0)
-    CLIPModel(CLIPConfig(text_config=HALF | TEXT, vision_config=HALF | VISION, projection_dim=DIM)).save_pretrained(
-        folder
-    )
-    CLIPImageProcessorPil(
-        size={"shortest_edge": SIDE},
-        crop_size={"height": SIDE, "width": SIDE},
-        image_mean=MEAN,
-        image_std=DEVIATION,
-    ).save_pretrained(folder)
-    return folder
+    """Not to be changed."""
+    return save_clip(tmp_path_factory.mktemp("clip"))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,25 @@ from scipy.stats import spearmanr
 
 import dtrak
 from commands import dtrak as run_dtrak
+from conftest import tiny_recipe
 from dtrak.benchmark import Benchmark
 from dtrak.evaluation.comparison import compare
+from tiny_clip import save_clip
 
+IMAGES = 200
 QUICK = ("--timesteps", "2", "--projection-dim", "64")
 
 
 @pytest.fixture(scope="module")
-def evaluated(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run whose benchmark the command made, of 8 subsets, models kept; and the table of all methods."""
     folder = tmp_path_factory.mktemp("evaluated")
-    shutil.copytree(finished_run, folder / "run")
+    recipe = tiny_recipe(folder / "tiny.yaml", data={"select": {"count": IMAGES}}, training={"batch_size": 50})
+    outcome = run_dtrak("run", recipe, "--out", "run", cwd=folder)
+    assert outcome.code == 0, outcome.err
+    save_clip(folder / "clip")
     outcome = run_dtrak(
-        "evaluate", "lds", "run", "--method", "all", "--encoder", "efficientnet-lite0", "--ensemble-size", "2",
+        "evaluate", "lds", "run", "--method", "all", "--encoder", "clip", "--ensemble-size", "2",
         "--subsets", "8", "--seeds", "2", "--output-timesteps", "5", "--output-noises", "1", "--validation-count", "6",
         "--keep-models", "--engine", "process", "--table", "table.csv", *QUICK, cwd=folder,
     )  # fmt: skip
@@ -142,7 +147,7 @@ def test_journeys_and_ensembles_answer_for_generated_pictures(evaluated: Path) -
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
     rows = list(csv.DictReader((evaluated / "journeys.csv").open()))
-    assert len(rows) == 3 * 4 * 1000
+    assert len(rows) == 3 * 4 * IMAGES
     assert {row["method"] for row in rows} == {"journey-trak-ensemble", "journey-trak", "trak-ensemble"}
 
 

@@ -173,3 +173,9 @@ def test_a_flood_is_survived(server: Server) -> None:
     time.sleep(0.2)
     assert server.get("answer", query="seed-00002.png")["query"]["id"] == "seed-00002.png"
     assert server.answered(server.ask(seed=2))
+
+
+def test_a_prompt_for_a_model_that_takes_none_is_refused(server: Server) -> None:
+    response = server.client.post("/api/ask", files={"seed": (None, "3"), "prompt": (None, "a disc")})
+    assert response.status_code == 422
+    assert response.json()["error"] == "this run's model takes no prompts"

@@ -10,6 +10,7 @@ import pytest
 from commands import dtrak
 from dtrak.data import load_images
 from dtrak.scores import load_scores
+from serving import served
 from tiny_stable_diffusion import save_paintings, save_pipeline, save_recipe
 
 
@@ -106,3 +107,23 @@ def test_mistakes_are_named(run: Path, arguments: str, message: str) -> None:
     outcome = dtrak(*arguments.split(), cwd=run.parent)
     assert outcome.code == 2
     assert message in outcome.error
+
+
+def test_the_explorer_draws_from_a_prompt(own_run: Path) -> None:
+    with served(own_run) as server:
+        assert server.get("run")["prompts"] is True
+
+        def asked(prompt: str) -> str:
+            return server.answered(
+                server.client.post("/api/ask", files={"seed": (None, "3"), "prompt": (None, prompt)})
+            )
+
+        one, other = asked("a disc by anna"), asked("a stripe by bert")
+        assert one != other
+        about = json.loads((own_run / "asked" / one).with_suffix(".json").read_text())
+        assert about == {"seed": 3, "prompt": "a disc by anna"}
+        found = server.get("answer", set="asked", query=one)
+        assert "a disc by anna" in json.dumps(found["query"])
+        long = server.client.post("/api/ask", files={"seed": (None, "3"), "prompt": (None, "x" * 1001)})
+        assert long.status_code == 422
+        assert "1,000 characters" in long.json()["error"]
