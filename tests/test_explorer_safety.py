@@ -175,6 +175,20 @@ def test_a_flood_is_survived(server: Server) -> None:
     assert server.answered(server.ask(seed=2))
 
 
+def test_other_sites_start_no_work(server: Server) -> None:
+    for site in ("cross-site", "same-site"):
+        response = server.client.get("/api/damping", headers={"Sec-Fetch-Site": site})
+        assert response.status_code == 403
+    assert server.client.get("/api/run", headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+def test_self_influence_is_never_made_up(server: Server) -> None:
+    """Where nothing was asked yet, it is that of the run's other pictures; sums of nothing are refused."""
+    expected = server.get("train", sort="self", set="generated", size=3)["items"]
+    assert server.get("train", sort="self", set="asked", size=3)["items"] == expected
+    assert expected[0]["score"] != 0
+
+
 def test_a_prompt_for_a_model_that_takes_none_is_refused(server: Server) -> None:
     response = server.client.post("/api/ask", files={"seed": (None, "3"), "prompt": (None, "a disc")})
     assert response.status_code == 422

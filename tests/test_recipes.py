@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from dtrak.errors import UsageError
 from dtrak.evaluation.subsets import random_subsets
@@ -304,3 +305,21 @@ def test_images_that_the_network_cannot_halve_are_refused(recipe: MakeRecipe, tm
     loaded = load_recipe(str(recipe(data={"train": str(tmp_path / "odd.npz"), "validation": None})))
     with pytest.raises(UsageError, match=r"2 blocks halve the images 1 times, but 9×9.* data\.size a multiple of 2"):
         Run.create(tmp_path / "run", loaded)
+
+
+def test_stable_diffusion_has_the_papers_guidance_and_betas_unless_told_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    content: dict[str, Any] = {
+        "name": "own",
+        "summary": "own",
+        "data": {"train": "paintings"},
+        "model": {"kind": "stable-diffusion", "base": "a/b", "lora": {"rank": 4, "alpha": 4}, "prompt": "{caption}"},
+        "training": {"epochs": 1},
+    }
+    path.write_text(yaml.safe_dump(content))
+    assert load_recipe(str(path)).generation.guidance == 7.5
+    assert load_recipe(str(path)).training.betas == (0.9, 0.999)
+    content |= {"generation": {"guidance": 2.0}, "training": {"epochs": 1, "betas": [0.8, 0.9]}}
+    path.write_text(yaml.safe_dump(content))
+    assert load_recipe(str(path)).generation.guidance == 2.0
+    assert load_recipe(str(path)).training.betas == (0.8, 0.9)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrak.data import load_images
-from dtrak.errors import DtrakError
+from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.comparison import Comparison, Result
 from dtrak.evaluation.counterfactual import Counterfactual, Effect, keep
 from dtrak.evaluation.lds import LDS
@@ -111,7 +111,8 @@ def test_the_cost_counts_every_pass(run: Run, methods: list[str], damping: float
 
 
 def test_the_lds_of_the_same_settings_is_shown_with_its_ceiling(run: Run) -> None:
-    measure(run, {"trak": 42.0, "datamodel": -7.25}, ceiling=66.6)
+    damping = json.loads((run.folder / "attribution.json").read_text())["damping"]
+    measure(run, {"trak": 42.0, "datamodel": -7.25}, ceiling=66.6, damping=damping)
     measure(run, {"trak": 11.0}, timesteps=2)
     page = write_report(run).read_text()
     assert "42.0 ± 1.5" in page
@@ -119,6 +120,19 @@ def test_the_lds_of_the_same_settings_is_shown_with_its_ceiling(run: Run) -> Non
     assert "the noise ceiling, 66.6" in page
     assert "11.0 ± 1.5</td>" not in page.partition('id="pictures"')[0]
     assert 'class="warning"' not in page
+
+
+def test_a_damping_that_was_chosen_for_the_measurement_is_said(run: Run) -> None:
+    measure(run, {"trak": 42.0}, damping="chosen")
+    assert "Measured with other settings than these scores have: damping chosen, not" in write_report(run).read_text()
+
+
+def test_scores_of_other_pictures_are_not_shown(run: Run) -> None:
+    path = run.folder / "attribution.json"
+    content = json.loads(path.read_text())
+    write_text(path, json.dumps(content | {"fingerprints": ["0" * 16] * 3}))
+    with pytest.raises(UsageError, match="its scores are of other images than it has now"):
+        write_report(run)
 
 
 def test_a_ceiling_below_zero_stays_on_the_scale(run: Run) -> None:

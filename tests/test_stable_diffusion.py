@@ -130,19 +130,19 @@ def test_prompts_and_guidance_change_pictures(lora: Path) -> None:
     assert not torch.equal(one, sample(model, [0], 5, prompts=["a disc"]).pictures)
 
 
-@pytest.mark.parametrize("layout", ["diffusers", "file", "peft", "kohya"])
+@pytest.mark.parametrize("layout", ["diffusers", "file", "peft", "peft file", "kohya"])
 def test_lora_formats(base: Path, lora: Path, layout: str, tmp_path: Path) -> None:
     """The same weights, however they were saved, answer alike."""
     trained = load_model(str(lora))
     folder = tmp_path / layout
-    if layout == "peft":
+    if layout.startswith("peft"):
         unet = pipeline_of(base).unet
         config = LoraConfig(r=4, lora_alpha=8, target_modules=["to_q", "to_k", "to_v", "to_out.0"])
         adapted = get_peft_model(unet, config)
         assert isinstance(adapted, PeftModel)
         adapted.load_state_dict({f"base_model.model.{n}": v for n, v in trained.trained_weights.items()}, strict=False)
         adapted.save_pretrained(folder)
-        source = str(folder)
+        source = str(folder / "adapter_model.safetensors" if layout == "peft file" else folder)
     elif layout == "kohya":
         folder.mkdir()
         weights = {}
@@ -261,6 +261,8 @@ def test_latents_and_embeddings_are_computed_once(base: Path, paintings: Images,
         ({"label": ["x", "y"], "prompt": ["my own", None]}, "a {label}", ["my own", "a y"]),
         ({"artist": ["anna", None]}, "by {artist}", ["by anna", ""]),
         ({}, "by {artist}", ["", ""]),
+        ({"caption": ["a cat in my_style", "b"]}, "{caption}", ["a cat in my_style", "b"]),
+        ({"prompt": ["", "x"]}, "a photo of sks dog", ["", "x"]),
         ({}, None, ["", ""]),
     ],
 )
@@ -324,6 +326,38 @@ def test_fingerprints(base: Path, lora: Path) -> None:
     assert len(found) == 5
 
 
+def test_fingerprints_change_with_what_is_no_weight(base: Path, lora: Path, tmp_path: Path) -> None:
+    """A LoRA's scale, and the tokenizer."""
+    weights, found = load_file(lora / "pytorch_lora_weights.safetensors"), set()
+    for alpha in (8.0, 1.0):
+        path = tmp_path / f"{alpha}.safetensors"
+        keys = {name: name.removeprefix("unet.").removesuffix(".weight").split(".lora.") for name in weights}
+        kohya = {
+            f"lora_unet_{p.replace('.', '_')}.lora_{d}.weight": weights[n].contiguous() for n, (p, d) in keys.items()
+        }
+        kohya |= {f"lora_unet_{p.replace('.', '_')}.alpha": torch.tensor(alpha) for p, _ in keys.values()}
+        save_file(kohya, path)
+        found.add(load_model(str(base), lora=str(path)).fingerprint)
+    assert len(found) == 2
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    settings = other / "tokenizer" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pad_token": "a</w>"}))
+    assert load_model(str(other)).fingerprint != load_model(str(base)).fingerprint
+
+
+def test_many_pictures_are_decoded_a_few_at_a_time(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(str(base))
+    assert model.autoencoder is not None
+    latents = gaussian((5, *model.shape), "latents")
+    whole = model.decode(latents)
+    monkeypatch.setattr("dtrak.models.autoencoder.PIXELS_AT_ONCE", 2 * SIDE * SIDE)
+    sizes: list[int] = []
+    model.autoencoder.network.decoder.register_forward_hook(lambda _, inputs, output: sizes.append(len(output)))
+    torch.testing.assert_close(model.decode(latents), whole, rtol=0, atol=1e-5)
+    assert sizes == [2, 2, 1]
+    assert model.encode(whole).shape == latents.shape
+
+
 def test_what_cannot_be_loaded(base: Path, lora: Path, tmp_path: Path) -> None:
     alone = Path(shutil.copytree(lora, tmp_path / "alone"))
     (alone / "dtrak.json").unlink()
@@ -339,6 +373,19 @@ def test_what_cannot_be_loaded(base: Path, lora: Path, tmp_path: Path) -> None:
     (broken / "vae" / "diffusion_pytorch_model.safetensors").unlink()
     with pytest.raises(UsageError, match="has no weights: vae/"):
         load_model(str(broken))
+    half = Path(shutil.copytree(base, tmp_path / "half"))
+    words = load_file(half / "text_encoder" / "model.safetensors")
+    del words[next(name for name in words if "q_proj.weight" in name)]
+    save_file(words, half / "text_encoder" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match=r"its weights lack .*q_proj"):
+        load_model(str(half))
+    painter = Path(shutil.copytree(base, tmp_path / "painter"))
+    config = painter / "unet" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"in_channels": 9}))
+    with pytest.raises(UsageError, match="maps 9 channels to 4: pipelines for inpainting"):
+        load_model(str(painter))
+    with pytest.raises(UsageError, match="only a LoRA can be saved"):
+        save_model(load_model(str(base)), tmp_path / "whole")
     larger = Path(shutil.copytree(base, tmp_path / "larger"))
     (larger / "text_encoder_2").mkdir()
     with pytest.raises(UsageError, match="Stable Diffusion 1 and 2"):

@@ -36,7 +36,7 @@ class FeatureSettings:
     noise: Literal["shared", "per-image"] = "shared"
     projection: str = "sketch"
     projection_dim: int = 4096
-    parameters: str | None = None  # a regular expression over names; all parameters if None
+    parameters: str | None = None  # a regular expression over names, or "all"; the LoRA, or else all, if None
     seed: int = 0  # of the noise and of the projection
     projection_seed: int | None = None  # where the projection has its own
     dtype: str = "float32"  # on disk

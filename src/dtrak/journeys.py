@@ -74,9 +74,13 @@ class Journeys:
 
     def condition(self, rows: Sequence[int] | NDArray[Any]) -> Condition:
         """What the model is told about these pictures, each [B, …]."""
+        return {name: value[list(rows)] for name, value in self._told.items()}
+
+    @cached_property
+    def _told(self) -> Condition:
         if self._prompts is None or self.model.prompts is None:
             return {}
-        return self.model.prompts.embed([self._prompts[row] for row in rows])
+        return {name: value.cpu() for name, value in self.model.prompts.embed(self._prompts).items()}
 
     @cached_property
     def _prompts(self) -> list[str] | None:

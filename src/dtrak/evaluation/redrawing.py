@@ -7,6 +7,7 @@ no question pays for it twice.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
@@ -47,6 +48,11 @@ class Question:
     @property
     def prompts(self) -> list[str] | None:
         return None if self.model.prompts is None else self.model.prompts.of(self.queries)
+
+    @cached_property
+    def seen(self) -> str:
+        """The fingerprint of the training images and their prompts."""
+        return self.model.view(self.run.train_images, self.run.latents).fingerprint
 
     @property
     def ddim_steps(self) -> int:
@@ -166,7 +172,7 @@ def _name(question: Question, removed: NDArray[np.bool_], job: Job) -> str:
     parts = [
         recipe.model.model_dump(mode="json"),
         recipe.training.model_dump(mode="json"),
-        question.run.train_images.fingerprint,
+        question.seen,
         question.ddim_steps,
         job.seed,
         job.draw,

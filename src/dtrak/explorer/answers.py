@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.damping import Damping
+from dtrak.errors import UsageError
 from dtrak.explorer.catalog import Catalog, Entry, labels
 from dtrak.explorer.exploration import Exploration
 from dtrak.explorer.scoring import tells_self_influence
@@ -60,6 +61,7 @@ def scale(exploration: Exploration, method: Method, damping: Damping) -> dict[st
 
 def listed(entries: list[Entry], page: int, size: int) -> dict[str, Any]:
     """A page of some images, counted from 0."""
+    page = min(page, max(0, len(entries) - 1) // size)  # the last one, where there are no longer so many
     shown = entries[page * size : (page + 1) * size]
     return {"total": len(entries), "page": page, "size": size, "items": [described(one) for one in shown]}
 
@@ -72,9 +74,11 @@ def influences(
     exploration: Exploration, set_name: str, method: Method, damping: Damping, kind: str
 ) -> NDArray[np.floating[Any]]:
     """Of every training image on itself (`self`), or on all pictures of a set together (`total`), [N]."""
+    if kind == "self":  # which is the same for any pictures, but there must be some to score
+        set_name = next((name for name, one in exploration.sets.items() if one.parts), set_name)
     scored = exploration.scored(set_name, method)
     if not scored:
-        return np.zeros(len(exploration.train))
+        raise UsageError(f"there are no {exploration.sets[set_name].title} yet: there is nothing to sort by")
     if kind == "self":
         return exploration.scorer.self_influence(method, damping)
     return np.asarray(np.sum([one.total(damping) for _, one in scored], axis=0))

@@ -40,16 +40,16 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        reason = self._refusal(scope["method"], Headers(scope=scope))
+        reason = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
         app = self.app if reason is None else JSONResponse({"error": reason[1]}, reason[0])
         await app(scope, receive, send_guarded)
 
-    def _refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:
+    def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
         """The status and the reason, if there is one."""
         host = headers.get("host", "")
         if ANY not in self.hosts and without_port(host) not in self.hosts:
             return 400, f"this server is not called {host!r}: open it as {self.hosts[0]}"
-        if method in ("GET", "HEAD"):
+        if method in ("GET", "HEAD") and not path.startswith("/api/"):  # whose answers may take work
             return None
         site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
         if site not in ("same-origin", "none") or origin not in (None, f"http://{host}", f"https://{host}"):

@@ -7,6 +7,7 @@ import { change, link, route } from "./route.js";
 import { get } from "./server.js";
 
 const FIRST = 10; // matches that are shown before more are asked for
+const MOST = 500; // what the server gives at once
 
 const titleOf = (set) => run.sets.find((one) => one.name === set)?.title ?? set;
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
@@ -108,13 +109,16 @@ function one(about) {
   const answer = element("div", { class: "answer", "aria-busy": "true" });
   const more = element("div", { class: "charts" });
   const steps = element("nav", { class: "steps", "aria-label": "Neighbours" });
+  let latest = 0;
   const node = element("article", {}, element("div", { class: "top" }, back, steps), heading, beside, answer, more);
   async function update(here, signal) {
+    const own = ++latest;
     const [text, to] = about.back(here);
     back.replaceChildren(element("span", { "aria-hidden": "true" }, "← "), text);
     back.href = to;
     heading.textContent = heading.textContent || `${about.kind} ${here.id}`;
     const found = await about.ask(here, many, signal);
+    if (own !== latest) return; // another damping or method was chosen meanwhile
     const [where, item] = about.subject(here, found);
     heading.textContent = `${about.kind} ${where === "asked" ? name(where, item) : item.id}`;
     const step = (text, id) => id === null ? "" : element("a", { href: about.there(id) }, text);
@@ -127,7 +131,7 @@ function one(about) {
     const strongest = Math.max(...[...found.proponents, ...found.opponents].map((match) => Math.abs(match.score)));
     const both = ["proponents", "opponents"].map((kind, index) =>
       matches(kind, about.titles[index], about.of(here), found[kind], strongest, about.none[index]));
-    const rest = Math.max(found.positive, found.negative) > many;
+    const rest = Math.max(found.positive, found.negative) > many && many < MOST;
     const button = element("button", { type: "button", onclick: showMore }, "Show more");
     answer.replaceChildren(element("p", { class: "quiet" }, about.summary(found, here)), ...both, rest ? button : "");
     answer.setAttribute("aria-busy", "false");
@@ -135,7 +139,7 @@ function one(about) {
   }
   async function showMore() {
     const first = many;
-    many += 2 * FIRST;
+    many = Math.min(many + 2 * FIRST, MOST);
     await update(route());
     answer.querySelectorAll(".matches a")[first]?.focus();
   }

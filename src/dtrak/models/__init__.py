@@ -26,6 +26,8 @@ def new_model(recipe: Model, shape: tuple[int, int, int], source: str) -> Diffus
 def save_model(model: DiffusionModel, folder: Path) -> None:
     """Write a folder that `load_model` and diffusers open: all of a model, or its LoRA."""
     if not model.has_lora:
+        if model.autoencoder is not None or model.prompts is not None:
+            raise UsageError(f"{model.source}: of a Stable Diffusion pipeline, only a LoRA can be saved")
         ddpm.save(model, folder)
         return
     from dtrak.models import stable_diffusion

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from dtrak.data import Images
 from dtrak.features import FeatureStore, Manifest, fill
-from dtrak.models.autoencoder import Autoencoder
+from dtrak.models.autoencoder import Autoencoder, at_once
 from dtrak.models.prompts import Condition, Prompts
 from dtrak.noise import stable_hash
 from dtrak.progress import progress_bar
 
-PIXELS_AT_ONCE = 4 * 512 * 512
 PROMPTS_AT_ONCE = 32
 
 
@@ -28,9 +27,9 @@ def latents_of(autoencoder: Autoencoder, images: Images, mirrored: bool, folder:
         pixels = images.tensor(rows)
         return autoencoder.moments(pixels.flip(-1) if mirrored else pixels)
 
-    what, at_once = "mirrored" if mirrored else "latents", max(1, PIXELS_AT_ONCE // (height * width))
+    what = "mirrored" if mirrored else "latents"
     made_from = (autoencoder.fingerprint, images.fingerprint)
-    return computed_once(what, made_from, (len(images), *shape), encode, at_once, folder)
+    return computed_once(what, made_from, (len(images), *shape), encode, at_once(height, width), folder)
 
 
 def embeddings_of(prompts: Prompts, texts: Sequence[str], folder: Path | None) -> Condition:
@@ -53,16 +52,16 @@ def computed_once(
     made_from: tuple[str, str],
     shape: tuple[int, ...],
     compute: Callable[[range], Tensor],
-    at_once: int,
+    few: int,
     folder: Path | None,
 ) -> Tensor:
-    """[N, …] of this shape, from `compute(rows)` [b, …] for a few rows at a time; read if the folder has it.
+    """[N, …] of this shape, from `compute(rows)` [b, …] for `few` rows at a time; read if the folder has it.
 
     `made_from` are the fingerprints of the network and of what it is given.
     """
     if folder is None:
         with TemporaryDirectory() as temporary:
-            return computed_once(what, made_from, shape, compute, at_once, Path(temporary))
+            return computed_once(what, made_from, shape, compute, few, Path(temporary))
     model, data = made_from
     manifest = Manifest(
         model=model,
@@ -83,8 +82,8 @@ def computed_once(
 
             def counted(rows: range) -> Tensor:  # [1, b, k]
                 parts = []
-                for start in range(0, len(rows), at_once):
-                    part = rows[start : start + at_once]
+                for start in range(0, len(rows), few):
+                    part = rows[start : start + few]
                     parts.append(compute(part).flatten(1).cpu())
                     advance(len(part))
                 return torch.cat(parts)[None]

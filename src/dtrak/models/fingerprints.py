@@ -21,6 +21,9 @@ def digest_of(network: nn.Module, *more: bytes) -> str:
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for part in more:
         digest.update(part)
+    for name, module in network.named_modules():
+        if isinstance(scaling := getattr(module, "scaling", None), dict):  # a LoRA's α/r, which is no weight
+            digest.update(repr((name, sorted(scaling.items()), getattr(module, "active_adapters", None))).encode())
     for name, value in network.state_dict(keep_vars=True).items():
         digest.update(name.encode())
         digest.update(_content(value))

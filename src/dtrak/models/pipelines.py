@@ -13,11 +13,18 @@ from dtrak.errors import UsageError
 
 WEIGHTS = "diffusion_pytorch_model*.safetensors"
 PARTS = ("unet", "vae", "text_encoder", "tokenizer", "scheduler")
-# What is downloaded of a model; the oldest ones have their network and their schedule at the top.
-FILES = ["*.json", WEIGHTS, *(f"{part}/*.{kind}" for part in PARTS for kind in ("json", "txt", "safetensors"))]
-VARIANTS = ["*.fp16.*", "*.non_ema.*"]  # of the same weights
 # Beside a LoRA's weights: how diffusers calls them, what peft and dtrak write about them.
 OF_DIFFUSERS, OF_PEFT, ABOUT = "pytorch_lora_weights.safetensors", "adapter_config.json", "dtrak.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# What is downloaded of a model; the oldest ones have their network and their schedule at the top.
+FILES = [
+    "*.json",
+    WEIGHTS,
+    OF_DIFFUSERS,
+    ADAPTER_WEIGHTS,
+    *(f"{part}/*.{kind}" for part in PARTS for kind in ("json", "txt", "safetensors")),
+]
+VARIANTS = ["*.fp16.*", "*.non_ema.*"]  # of the same weights
 
 
 def is_pipeline(folder: Path) -> bool:
@@ -54,12 +61,12 @@ def naming_the_model(source: str) -> Iterator[None]:
         raise UsageError(f"cannot load the model {source!r}: it is damaged ({reason[:300]})") from error
 
 
-def whole_weights(kind: Any, folder: Path, source: str) -> Any:
-    """A network of diffusers; what is missing it would fill with random numbers."""
-    network, found = kind.from_pretrained(
-        folder, use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
-    )
-    if missing := sorted(found["missing_keys"]):
+def whole_weights(kind: Any, folder: Path, source: str, **settings: Any) -> Any:
+    """A network of diffusers or transformers; what is missing they would fill with random numbers."""
+    if not settings:
+        settings = {"low_cpu_mem_usage": False}
+    network, found = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **settings)
+    if missing := sorted(name for name in found["missing_keys"] if not name.endswith("position_ids")):
         raise UsageError(
             f"cannot load the model {source!r}: its weights lack {missing[0]}, which its config.json needs"
         )

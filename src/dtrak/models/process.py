@@ -112,7 +112,8 @@ class Diffusion:
         """β_t² / (2 σ_t² α_t (1−ᾱ_t)) with σ_t² = β_t, [B]."""
         betas = self.scheduler.betas.to(t.device)[t]
         alphas_cumprod = self.scheduler.alphas_cumprod.to(t.device)[t]
-        weights: Tensor = betas / (2 * (1 - betas) * (1 - alphas_cumprod))
+        kept = (1 - betas).clamp(min=torch.finfo(betas.dtype).eps)  # schedules that end in pure noise keep nothing
+        weights: Tensor = betas / (2 * kept * (1 - alphas_cumprod))
         return weights
 
     def solver(self, steps: int) -> Solver:

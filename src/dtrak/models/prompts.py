@@ -21,6 +21,7 @@ from dtrak.progress import say
 PROMPT = "prompt"  # the column of images that come with one
 CAPTIONS = ("caption", "text")  # columns that describe an image in words
 ALIASES = {"class": "label"}
+CLASSES = {"label"}  # named after folders, which have no blanks: ukiyo_e
 AT_ONCE = 64
 
 Condition = Mapping[str, Tensor]  # what a network takes beside x_t and t, by the names it has for it, each [B, …]
@@ -35,7 +36,7 @@ class Prompts:
     def of(self, images: Images) -> list[str]:
         """The prompt of each image; says what was taken for those without one of their own."""
         found = prompts_of(images, self.template)
-        filled = sum(not own and bool(prompt) for own, prompt in zip(_texts(images, PROMPT), found, strict=True))
+        filled = sum(own is None and bool(prompt) for own, prompt in zip(_column(images, PROMPT), found, strict=True))
         if filled:
             how = "their captions" if self.template is None else f"“{self.template}” filled in"
             say(f"Prompts of {filled:,} images of {images.source}: {how}")
@@ -64,17 +65,25 @@ class Prompts:
 
     @cached_property
     def fingerprint(self) -> str:
-        return digest_of(self.encoder)
+        words = self.tokenizer
+        parts = [
+            sorted(words.get_vocab().items()),
+            words.special_tokens_map,
+            words.model_max_length,
+            words.padding_side,
+        ]
+        return digest_of(self.encoder, repr(parts).encode())
 
 
 def prompts_of(images: Images, template: str | None) -> list[str]:
     """The prompt of each image, empty where it has none."""
-    own = _texts(images, PROMPT)
     if template is None:
-        described = next((_texts(images, name) for name in CAPTIONS if name in images.columns), [""] * len(images))
+        captions = next((_column(images, name) for name in CAPTIONS if name in images.columns), [None] * len(images))
+        described = [caption or "" for caption in captions]
     else:
         described = _filled(images, template)
-    return [prompt or other for prompt, other in zip(own, described, strict=True)]
+    own = _column(images, PROMPT)
+    return [other if prompt is None else prompt for prompt, other in zip(own, described, strict=True)]
 
 
 def fields_of(template: str) -> list[str]:
@@ -89,16 +98,17 @@ def fields_of(template: str) -> list[str]:
 def _filled(images: Images, template: str) -> list[str]:
     """The template for each image, empty where the image lacks something that it names."""
     names = fields_of(template)
-    columns = {name: _texts(images, name) for name in names}
+    columns = {name: _column(images, name) for name in names}
     filled = []
     for row in range(len(images)):
-        values = {name: columns[name][row].replace("_", " ") for name in names}
+        values = {name: columns[name][row] or "" for name in names}
+        values |= {name: values[name].replace("_", " ") for name in CLASSES & values.keys()}
         values |= {alias: values[name] for alias, name in ALIASES.items() if name in values}
         filled.append(template.format(**values) if all(values.values()) else "")
     return filled
 
 
-def _texts(images: Images, column: str) -> list[str]:
-    """A column as text, empty where there is nothing."""
-    values = images.columns.get(column)
-    return [""] * len(images) if values is None else ["" if one is None else str(one) for one in values.tolist()]
+def _column(images: Images, name: str) -> list[str | None]:
+    """A column as text; None where there is nothing."""
+    values = images.columns.get(name)
+    return [None] * len(images) if values is None else [None if one is None else str(one) for one in values.tolist()]

@@ -14,6 +14,7 @@ import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from diffusers.loaders import StableDiffusionLoraLoaderMixin
 from diffusers.utils import convert_state_dict_to_diffusers
+from huggingface_hub import snapshot_download
 from peft import LoraConfig, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from safetensors import SafetensorError
 from transformers import CLIPTextModel, CLIPTokenizer
@@ -94,7 +95,7 @@ def load(folder: Path, source: str, lora: str | None = None, template: str | Non
     with naming_the_model(source):
         unet = whole_weights(UNet2DConditionModel, folder / "unet", source)
         vae = whole_weights(AutoencoderKL, folder / "vae", source)
-        encoder = CLIPTextModel.from_pretrained(folder / "text_encoder", use_safetensors=True, dtype=torch.float32)
+        encoder = whole_weights(CLIPTextModel, folder / "text_encoder", source, dtype=torch.float32)
         tokenizer = CLIPTokenizer.from_pretrained(folder / "tokenizer")
         scheduler = DDPMScheduler.from_pretrained(folder / "scheduler", clip_sample=False)  # latents go beyond ±1
     for network in (vae, encoder):
@@ -133,15 +134,13 @@ def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:
 
 def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, source: str) -> None:
     """Give the networks the weights that lie in a folder or file, in the formats of diffusers or of peft."""
-    path = Path(lora)
-    if not path.exists() and lora.count("/") != 1:
-        raise UsageError(f"no LoRA at {lora!r}: give a folder, a .safetensors file or a hub id")
+    path = _local_lora(lora)
     try:
         if (path / OF_PEFT).exists():
             _add_of_peft(unet, path)
             return
         weights, alphas, about = StableDiffusionLoraLoaderMixin.lora_state_dict(
-            lora, return_lora_metadata=True, use_safetensors=True, **_named(path)
+            str(path), return_lora_metadata=True, use_safetensors=True, **_named(path)
         )
         if not weights or any("lora" not in name for name in weights):
             raise UsageError(f"{lora} holds no LoRA of a Stable Diffusion pipeline")
@@ -156,6 +155,22 @@ def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, sou
         raise UsageError(f"the LoRA {lora!r} does not fit {source!r}: {reason[:300]}") from error
     if not any("lora_" in name for name, _ in unet.named_parameters()):
         raise UsageError(f"the LoRA {lora!r} has nothing for the U-Net of {source!r}")
+
+
+def _local_lora(lora: str) -> Path:
+    """The folder or file of a LoRA; peft's weights are named by their folder, which says what they are."""
+    path = Path(lora)
+    if path.is_file() and (path.parent / OF_PEFT).exists():
+        return path.parent
+    if path.exists():
+        return path
+    nowhere = f"no LoRA at {lora!r}: give a folder, a .safetensors file or a hub id"
+    if lora.count("/") != 1 or lora.startswith((".", "/", "~")):
+        raise UsageError(nowhere)
+    try:
+        return Path(snapshot_download(lora, allow_patterns=["*.json", "*.safetensors"]))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{nowhere} (the hub: {str(error).splitlines()[0]})") from error
 
 
 def _named(path: Path) -> dict[str, str]:
@@ -187,6 +202,13 @@ def _check_kind(folder: Path, source: str) -> None:
     text = read_config(folder, Path("text_encoder", "config.json"), source)
     if (folder / "text_encoder_2").exists() or not str(text.get("model_type", "")).startswith("clip"):
         raise UsageError(f"{source}: only pipelines with one CLIP text encoder are supported: Stable Diffusion 1 and 2")
+    unet = read_config(folder, Path("unet", "config.json"), source)
+    before, after = (unet.get(f"{side}_channels", 4) for side in ("in", "out"))
+    if before != after:
+        raise UsageError(
+            f"{source}: its U-Net maps {before} channels to {after}: pipelines for inpainting, depth or editing "
+            "are not supported"
+        )
     for part in ("unet", "vae"):
         if not list((folder / part).glob(WEIGHTS)):
             raise UsageError(f"{source} has no weights: {part}/{WEIGHTS.replace('*', '')} is missing")

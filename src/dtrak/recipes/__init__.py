@@ -169,6 +169,9 @@ class Evaluation(Section):
     pictures: Positive | None = None  # that are drawn again without them
 
 
+OF_STABLE_DIFFUSION: dict[str, dict[str, Any]] = {"training": {"betas": (0.9, 0.999)}, "generation": {"guidance": 7.5}}
+
+
 class Recipe(Section):
     name: str
     summary: str
@@ -178,6 +181,18 @@ class Recipe(Section):
     generation: Generation = Generation()
     attribution: Attribution = Attribution()
     evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults_of_its_kind(cls, content: Any) -> Any:
+        """What the paper has for Stable Diffusion, where it differs from its DDPMs and the recipe says nothing."""
+        if not isinstance(content, dict) or _kind(content.get("model")) != "stable-diffusion":
+            return content
+        filled = dict(content)
+        for section, defaults in OF_STABLE_DIFFUSION.items():
+            if isinstance(own := filled.get(section, {}), dict):
+                filled[section] = {**defaults, **own}
+        return filled
 
     @model_validator(mode="after")
     def _sections_fit_the_model(self) -> "Recipe":

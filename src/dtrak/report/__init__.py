@@ -40,6 +40,10 @@ def write_report(run: Run) -> Path:
     one = next(iter(scores.values()))  # they are all of the same images
     pictures = run.query_images(run.located(settings["queries"]))
     train = run.train_images.select(run.train_images.positions(one.train_ids, str(path)))
+    if settings.get("fingerprints", [])[1:3] not in ([], [run.train_images.fingerprint, pictures.fingerprint]):
+        raise UsageError(
+            f"{run.folder}: its scores are of other images than it has now: run `dtrak attribute {run.folder}` again"
+        )
 
     answered = answers(scores, pictures.select(pictures.positions(one.query_ids, str(path))))
     own = self_influences(scores)

@@ -11,8 +11,8 @@ from typing import Any
 
 from dtrak.errors import DtrakError
 
-# What decides, beside the method and its damping, which scores come out.
-DECIDING = ("objective", "timesteps", "draws", "noise", "projection", "projection_dim", "parameters", "seed")
+# What decides, beside the method, which scores come out.
+DECIDING = ("objective", "timesteps", "draws", "noise", "projection", "projection_dim", "parameters", "seed", "damping")
 
 
 @dataclass(frozen=True)
