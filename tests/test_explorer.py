@@ -2,10 +2,8 @@
 
 import csv
 import io
-import json
 import shutil
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,18 +21,15 @@ import tiny
 from commands import dtrak as command
 from dtrak.attribution import gather
 from dtrak.damping import Damping
-from dtrak.errors import DtrakError
 from dtrak.explorer.address import is_loopback, listen
-from dtrak.explorer.questions import FullError, Questions
 from dtrak.explorer.scoring import Live, Member
 from dtrak.explorer.uploads import FORMATS
 from dtrak.kernels import Kernel, decompose
 from dtrak.methods import METHODS
 from dtrak.methods.inputs import InMemory
-from dtrak.progress import progress_bar, steps_of
 from dtrak.runs import Run
 from dtrak.sampling import sample, to_pixels
-from serving import PATIENCE, Server, colourful, encoded, served
+from serving import Server, colourful, encoded, served
 
 METHODS_SERVED = ["trak", "d-trak", "relative-if", "raw-pixel-cosine"]
 SETTINGS: dict[str, Any] = {"timesteps": 1, "projection_dim": 64}  # as the tiny recipe has them
@@ -293,100 +288,6 @@ def test_asked_pictures_are_there_after_a_restart(own_run: Path) -> None:
     assert sorted(path.name for path in own_run.glob("features/*/*")) == stores
 
 
-def test_a_full_queue_says_so_and_recovers(own_run: Path) -> None:
-    content = yaml.safe_load((own_run / "recipe.yaml").read_text())
-    content["generation"]["steps"] = 100  # so that each takes its time
-    (own_run / "recipe.yaml").write_text(yaml.safe_dump(content))
-    with served(own_run) as server:
-        responses = [server.ask(seed=seed) for seed in range(24)]
-        refused = [one for one in responses if one.status_code == 503]
-        accepted = [one for one in responses if one.status_code == 202]
-        assert len(refused) + len(accepted) == 24
-        assert len(refused) >= 5
-        assert len(accepted) >= 8
-        assert int(refused[0].headers["retry-after"]) > 0
-        assert "too many questions" in refused[0].json()["error"]
-        stages = watched(server, accepted[-1].json()["question"]["id"])
-        assert {stage["state"] for stage in stages} >= {"waiting", "working", "done"}
-        drawing = [stage["done"] for stage in stages if stage["stage"] == "draw"]
-        assert drawing == sorted(drawing)
-        assert len(set(drawing)) > 3
-        assert server.answered(server.ask(seed=99))
-
-
-def watched(server: Server, id_: str) -> list[dict[str, Any]]:
-    """What is told of a question until it has ended."""
-    stages, ends = [], time.monotonic() + PATIENCE
-    while not stages or stages[-1]["state"] in ("waiting", "working"):
-        assert time.monotonic() < ends
-        stages.append(server.client.get(f"/api/questions/{id_}").json()["question"])
-        time.sleep(0.01)
-    return stages
-
-
-def test_a_question_that_fails_does_not_end_the_others() -> None:
-    def fail() -> str:
-        raise DtrakError("the disk is full")
-
-    gate = threading.Event()
-    questions = Questions(waiting=2)
-
-    def wait() -> str:
-        gate.wait()
-        return "late"
-
-    first = questions.ask("wait", "wait", wait)
-    while first.state == "waiting":
-        time.sleep(0.01)
-    failing, last = questions.ask("fail", "fail", fail), questions.ask("last", "last", lambda: "well")
-    assert questions.ask("last", "last", lambda: "again") is last
-    with pytest.raises(FullError):
-        questions.ask("more", "more", lambda: None)
-    unbounded = questions.ask("more", "more", lambda: None, is_bounded=False)
-    assert questions.described(unbounded)["ahead"] == 3
-    with pytest.raises(FullError):
-        questions.ask("still more", "still more", lambda: None)
-    gate.set()
-    while unbounded.state != "done":
-        time.sleep(0.01)
-    assert (failing.state, failing.error) == ("failed", "the disk is full")
-    assert (first.result, last.result) == ("late", "well")
-    assert questions.ask("fail", "fail", lambda: "now") is not failing
-    assert questions.close()
-
-
-def test_the_servers_own_questions_leave_room_for_others() -> None:
-    gate, questions = threading.Event(), Questions(waiting=1)
-    for number in range(5):
-        questions.ask(f"own {number}", "own", lambda: gate.wait() and None, is_bounded=False)
-    asked = questions.ask("mine", "mine", lambda: "answer")
-    gate.set()
-    while asked.state != "done":
-        time.sleep(0.01)
-    assert questions.close()
-
-
-def test_closing_ends_work_at_its_next_step() -> None:
-    begun = threading.Event()
-
-    def endless() -> None:
-        with progress_bar("work", 10**9, "steps") as advance:
-            while True:
-                advance(1)
-                begun.set()
-
-    questions = Questions()
-    question = questions.ask("endless", "endless", endless)
-    begun.wait()
-    assert question.described(0)["unit"] == "steps"
-    assert questions.close()
-
-
-def test_steps_are_told_to_watchers_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(steps_of("draw", [3, 2, 1], "steps")) == [3, 2, 1]
-    assert capsys.readouterr() == ("", "")
-
-
 def test_one_damping_of_five_thousand_images_takes_no_solve() -> None:
     random, count = np.random.default_rng(0), 5000
     kernel = Kernel(np.sort(random.random(count)), random.random((count, count)), None, InMemory(np.empty((0, 0))))
@@ -432,16 +333,3 @@ def test_a_port_in_use_is_passed_over_unless_it_was_asked_for(own_run: Path) -> 
 def test_only_this_machine_is_let_in_unless_told_otherwise() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.0.0.2", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "192.168.0.7", "::", "example.org")))
-
-
-def test_features_are_computed_while_one_looks(own_run: Path) -> None:
-    shutil.rmtree(own_run / "features")
-    with served(own_run) as server:
-        assert server.client.get("/api/train").json()["total"] == 1000  # before any feature is there
-        assert len(server.get("answer", query="seed-00001.png")["proponents"]) == 10
-    made_by = json.loads((own_run / "attribution.json").read_text())
-    assert made_by["method"] == ["d-trak"]
-    kept = dtrak.Scores.load(own_run / "scores.npz").values
-    with served(own_run) as server:
-        table = server.get("scores.csv", query="seed-00001.png", damping=made_by["damping"])
-        assert_equal_scores(values(table), kept[1])

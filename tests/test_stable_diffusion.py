@@ -19,7 +19,6 @@ from dtrak.data import Images, load_images
 from dtrak.errors import UsageError
 from dtrak.featurizing import FeatureSettings, featurize
 from dtrak.models import DiffusionModel, load_model, new_model, save_model
-from dtrak.models.prompts import prompts_of
 from dtrak.noise import gaussian
 from dtrak.recipes import load_recipe
 from dtrak.sampling import sample
@@ -130,6 +129,16 @@ def test_prompts_and_guidance_change_pictures(lora: Path) -> None:
     assert not torch.equal(one, sample(model, [0], 5, prompts=["a disc"]).pictures)
 
 
+def as_kohya(lora: Path, alpha: float) -> dict[str, Tensor]:
+    """The weights of a LoRA under the names that kohya's scripts give them."""
+    weights = {}
+    for name, value in load_file(lora / "pytorch_lora_weights.safetensors").items():
+        layer, part = name.removeprefix("unet.").removesuffix(".weight").split(".lora.")
+        key = "lora_unet_" + layer.replace(".", "_")
+        weights |= {f"{key}.lora_{part}.weight": value.contiguous(), f"{key}.alpha": torch.tensor(alpha)}
+    return weights
+
+
 @pytest.mark.parametrize("layout", ["diffusers", "file", "peft", "peft file", "kohya"])
 def test_lora_formats(base: Path, lora: Path, layout: str, tmp_path: Path) -> None:
     """The same weights, however they were saved, answer alike."""
@@ -145,13 +154,7 @@ def test_lora_formats(base: Path, lora: Path, layout: str, tmp_path: Path) -> No
         source = str(folder / "adapter_model.safetensors" if layout == "peft file" else folder)
     elif layout == "kohya":
         folder.mkdir()
-        weights = {}
-        for name, value in load_file(lora / "pytorch_lora_weights.safetensors").items():
-            path, part = name.removeprefix("unet.").removesuffix(".weight").split(".lora.")
-            key = "lora_unet_" + path.replace(".", "_")
-            weights[f"{key}.lora_{part}.weight"] = value.contiguous()
-            weights[f"{key}.alpha"] = torch.tensor(8.0)
-        save_file(weights, folder / "anything.safetensors")
+        save_file(as_kohya(lora, alpha=8.0), folder / "anything.safetensors")
         source = str(folder)
     else:
         shutil.copytree(lora, folder)
@@ -216,27 +219,6 @@ def test_latents_are_drawn_in_training_and_their_mode_counts_otherwise(base: Pat
     assert float((both - middle).abs().mean()) < float((both - posterior.mean * scale).abs().mean())
 
 
-def test_some_prompts_are_left_empty_in_training(recipe: Path, paintings: Images) -> None:
-    trainer = trainer_of(recipe, paintings)
-    rows = np.arange(len(paintings))
-    own = trainer.view.condition(rows)["encoder_hidden_states"]
-    prompts = trainer.model.prompts
-    assert prompts is not None
-    empty = prompts.embed([""])["encoder_hidden_states"]
-
-    def told(share: float) -> Tensor:
-        trainer.settings = trainer.settings.model_copy(update={"prompt_dropout": share})
-        return trainer.told(rows, np.random.default_rng(0))["encoder_hidden_states"]
-
-    assert torch.equal(told(0.0), own)
-    assert torch.equal(told(1.0), empty.expand_as(own))
-    some = told(0.5)
-    is_empty = (some == empty).flatten(1).all(1)
-    assert 3 <= is_empty.sum() <= len(paintings) - 3
-    assert torch.equal(some[~is_empty], own[~is_empty])
-    trainer.take_step()
-
-
 def test_latents_and_embeddings_are_computed_once(base: Path, paintings: Images, tmp_path: Path) -> None:
     model = load_model(str(base))
     first = model.view(paintings, tmp_path)
@@ -250,36 +232,6 @@ def test_latents_and_embeddings_are_computed_once(base: Path, paintings: Images,
     assert torch.equal(first.latents[0], again.latents[0])
     rows = range(len(paintings))
     assert torch.equal(*(view.condition(rows)["encoder_hidden_states"] for view in (first, again)))
-
-
-@pytest.mark.parametrize(
-    ("columns", "template", "expected"),
-    [
-        ({"caption": ["a cat", "a dog"]}, None, ["a cat", "a dog"]),
-        ({"text": ["a cat", "a dog"]}, None, ["a cat", "a dog"]),
-        ({"label": ["ukiyo_e", "baroque"]}, "a {class} painting", ["a ukiyo e painting", "a baroque painting"]),
-        ({"label": ["x", "y"], "prompt": ["my own", None]}, "a {label}", ["my own", "a y"]),
-        ({"artist": ["anna", None]}, "by {artist}", ["by anna", ""]),
-        ({}, "by {artist}", ["", ""]),
-        ({"caption": ["a cat in my_style", "b"]}, "{caption}", ["a cat in my_style", "b"]),
-        ({"prompt": ["", "x"]}, "a photo of sks dog", ["", "x"]),
-        ({}, None, ["", ""]),
-    ],
-)
-def test_prompts_of_images(
-    columns: dict[str, list[str | None]], template: str | None, expected: list[str], paintings: Images
-) -> None:
-    given = {name: np.array(values, dtype=object) for name, values in columns.items()}
-    assert prompts_of(replace(paintings.select([0, 1]), columns=given), template) == expected
-
-
-def test_images_without_a_prompt_are_named(base: Path, paintings: Images, capsys: pytest.CaptureFixture[str]) -> None:
-    bare = replace(paintings.select([0, 1]), columns={})
-    view = load_model(str(base)).view(bare)
-    assert view.prompts == ["", ""]
-    assert f"No prompt for all images of {paintings.source}: the empty one is taken" in capsys.readouterr().err
-    load_model(str(base), prompt="by {artist}").view(paintings)
-    assert f"Prompts of 18 images of {paintings.source}: “by {{artist}}” filled in" in capsys.readouterr().err
 
 
 def test_features_depend_on_the_prompt(lora: Path, paintings: Images, tmp_path: Path) -> None:
@@ -328,15 +280,10 @@ def test_fingerprints(base: Path, lora: Path) -> None:
 
 def test_fingerprints_change_with_what_is_no_weight(base: Path, lora: Path, tmp_path: Path) -> None:
     """A LoRA's scale, and the tokenizer."""
-    weights, found = load_file(lora / "pytorch_lora_weights.safetensors"), set()
+    found = set()
     for alpha in (8.0, 1.0):
         path = tmp_path / f"{alpha}.safetensors"
-        keys = {name: name.removeprefix("unet.").removesuffix(".weight").split(".lora.") for name in weights}
-        kohya = {
-            f"lora_unet_{p.replace('.', '_')}.lora_{d}.weight": weights[n].contiguous() for n, (p, d) in keys.items()
-        }
-        kohya |= {f"lora_unet_{p.replace('.', '_')}.alpha": torch.tensor(alpha) for p, _ in keys.values()}
-        save_file(kohya, path)
+        save_file(as_kohya(lora, alpha), path)
         found.add(load_model(str(base), lora=str(path)).fingerprint)
     assert len(found) == 2
     other = Path(shutil.copytree(base, tmp_path / "other"))
@@ -403,16 +350,6 @@ def test_v_prediction(tmp_path: Path) -> None:
         v = model.network(noisy, t, **told).sample
         expected = alphas.sqrt() * v + (1 - alphas).sqrt() * noisy
         torch.testing.assert_close(model.predict_target(noisy, t, told), expected)
-
-
-def test_run_refuses_a_prompt_that_the_images_cannot_fill(recipe: Path, tmp_path: Path) -> None:
-    from dtrak.runs import Run
-
-    text = recipe.read_text().replace("{caption}", "by {painter}")
-    (tmp_path / "recipe.yaml").write_text(text)
-    with pytest.raises(UsageError, match=r"names the column 'painter', but the images of .* have artist, caption"):
-        Run.create(tmp_path / "run", load_recipe(str(tmp_path / "recipe.yaml")))
-    assert not (tmp_path / "run").exists()
 
 
 def test_about_file_names_the_base_in_full(base: Path, lora: Path) -> None:

@@ -32,7 +32,7 @@ EVERY = {**FINDINGS, **OWN}
 def main() -> None:
     args = parse()
     for study in args.studies:
-        parts = [heading(study, args.folder)]
+        parts = [heading(study)]
         for name in args.only:
             started = time.monotonic()
             for table in EVERY[name](study):
@@ -43,7 +43,7 @@ def main() -> None:
             save_figure(cost_figure(dict(costs(study))), args.out / f"{study.name}-cost.png")
 
 
-def heading(study: Study, folder: Path) -> str:
+def heading(study: Study) -> str:
     """What was measured, and the command that does it again."""
     benchmark, lines = study.benchmark, [f"# {study.name}", ""]
     lines += [f"```\n{shlex.join(['python', 'benchmarks/paper', *sys.argv[1:]])}\n```", ""]

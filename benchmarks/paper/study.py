@@ -16,7 +16,7 @@ from dtrak.evaluation.lds import evaluate_lds
 from dtrak.evaluation.tables import Cell
 from dtrak.featurizing import feature_settings, featurize
 from dtrak.files import write_json, write_text
-from dtrak.methods import chosen_methods
+from dtrak.methods import split_methods
 from dtrak.models import load_model
 from dtrak.noise import stable_hash
 
@@ -55,9 +55,8 @@ class Study:
         key = f"{stable_hash(repr((methods, str(model), sorted(settings.items())))):016x}"
         path = self.folder / "measured" / f"{key}.json"
         if not path.exists():
-            names = [one.name for one in chosen_methods(methods.split(","))] if methods != "all" else ["all"]
             cache = self.features(model, **settings)
-            found = compare(self.benchmark, names, cache, model=model, device="cpu", **settings)
+            found = compare(self.benchmark, split_methods(methods), cache, model=model, device="cpu", **settings)
             write_text(path, found.json())
         content = json.loads(path.read_text())["methods"]
         return {

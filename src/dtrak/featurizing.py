@@ -78,7 +78,7 @@ def featurize(
     """
     for objective in objectives:
         get_objective(objective)
-    if isinstance(images, Images):
+    if not isinstance(images, Journeys):
         images = model.view(images)
     if isinstance(images, Journeys):
         timesteps = images.timesteps

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from dtrak.errors import UsageError
 from dtrak.models import DiffusionModel
 from dtrak.models.prompts import Condition
 from dtrak.noise import stable_hash
-from dtrak.sampling import BATCH, sample
+from dtrak.sampling import sample
 
 SEED = "seed"  # the column of generated pictures that says from what they were drawn
 CLOSE = 2  # of a pixel's 256 values, on average: what rounding may do on another machine
@@ -89,12 +88,8 @@ class Journeys:
     @cached_property
     def _estimates(self) -> Tensor:
         seeds = seeds_of(self.pictures)
-        return torch.cat([self._draw(seeds[start : start + BATCH], start) for start in range(0, len(seeds), BATCH)])
-
-    def _draw(self, seeds: list[int], first: int) -> Tensor:
-        prompts = None if self._prompts is None else self._prompts[first : first + len(seeds)]
-        drawn = sample(self.model, seeds, self.steps, trajectory=True, prompts=prompts, guidance=self.guidance)
-        self._check_drawn(drawn.pictures.cpu(), seeds, first)
+        drawn = sample(self.model, seeds, self.steps, trajectory=True, prompts=self._prompts, guidance=self.guidance)
+        self._check_drawn(drawn.pictures.cpu(), seeds)
         assert drawn.estimates is not None
         counting = [index for index, t in enumerate(drawn.timesteps.tolist()) if t in self.timesteps]
         return drawn.estimates[counting].transpose(0, 1).cpu()
@@ -103,12 +98,12 @@ class Journeys:
         """Find what is wrong with the question, which takes drawing the pictures again."""
         _ = self.timesteps, self._estimates
 
-    def _check_drawn(self, drawn: Tensor, seeds: list[int], first: int) -> None:
+    def _check_drawn(self, drawn: Tensor, seeds: list[int]) -> None:
         """Refuse pictures that the model did not draw from their seeds."""
-        row = not_as_drawn(self.pictures.select(range(first, first + len(seeds))), drawn)
+        row = not_as_drawn(self.pictures, drawn)
         if row is not None:
             raise UsageError(
-                f"{self.ids[first + row]} of {self.source} is not what {self.model.source} draws from seed "
+                f"{self.ids[row]} of {self.source} is not what {self.model.source} draws from seed "
                 f"{seeds[row]} in {self.steps} steps"
             )
 

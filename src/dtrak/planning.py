@@ -16,7 +16,7 @@ from dtrak.damping import Damping, partner_of
 from dtrak.data import load_images, read_ids
 from dtrak.errors import UsageError
 from dtrak.evaluation.outputs import PASS_BYTES
-from dtrak.evaluation.redrawing import COUNT, SHARE
+from dtrak.evaluation.redrawing import COUNT, usual_share
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.evaluation.tables import Cell, Entry, Table
 from dtrak.gradients import MEMORY_SHARE
@@ -180,7 +180,7 @@ class Plan:
     def counterfactuals(self) -> Step:
         recipe, settings = self.recipe, self.recipe.evaluation
         pictures = min(settings.pictures or COUNT, self.generated)
-        left = self.train - (settings.remove or max(1, round(SHARE * self.train)))
+        left = self.train - (settings.remove or usual_share(self.train))
         models = JUDGED * pictures
         passes = models * left * recipe.training.epochs
         drawn = models * recipe.generation.steps * (1 + (recipe.generation.guidance is not None))

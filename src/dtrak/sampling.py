@@ -35,7 +35,6 @@ class Samples:
     timesteps: Tensor  # t of each step [steps], falling
 
 
-@torch.no_grad()
 def sample(
     model: DiffusionModel,
     seeds: Sequence[int],
@@ -48,10 +47,32 @@ def sample(
 
     Guidance g follows the prompt c further than the model would by itself: ε_θ(x) + g (ε_θ(x, c) − ε_θ(x)).
     """
+    told = prompts or [""] * len(seeds)
+    batches = [slice(start, start + BATCH) for start in range(0, len(seeds), BATCH)]
+    parts = [_batch(model, seeds[rows], steps, trajectory, told[rows], guidance) for rows in batches]
+    paths = [part.trajectory for part in parts if part.trajectory is not None]
+    estimates = [part.estimates for part in parts if part.estimates is not None]
+    return Samples(
+        torch.cat([part.pictures for part in parts]),
+        torch.cat(paths, dim=1) if paths else None,
+        torch.cat(estimates, dim=1) if estimates else None,
+        model.solver(steps).timesteps,
+    )
+
+
+@torch.no_grad()
+def _batch(
+    model: DiffusionModel,
+    seeds: Sequence[int],
+    steps: int,
+    trajectory: bool,
+    prompts: Sequence[str],
+    guidance: float | None,
+) -> Samples:
     model.network.eval()
     solver = model.solver(steps)
     x = torch.stack([gaussian(model.shape, seed, "x_T") for seed in seeds]).to(model.device)
-    told, untold = _conditions(model, prompts or [""] * len(seeds), guidance)
+    told, untold = _conditions(model, prompts, guidance)
     path, estimates = [x], []
     for t in steps_of("draw", list(solver.timesteps), "steps"):
         timesteps = t.to(model.device).expand(len(x))

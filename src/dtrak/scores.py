@@ -96,6 +96,10 @@ class Scores:
         totals = sums.sum(1, keepdims=True)
         return groups, np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
 
+    def sizes(self, by: str) -> NDArray[np.int64]:
+        """How many training images each of these groups has, [G]."""
+        return np.unique(self.groups(by), return_counts=True)[1]
+
     def groups(self, by: str) -> NDArray[Any]:
         """The group of each training image [N]: its value in the column `by`."""
         if by not in self.columns:

@@ -87,7 +87,7 @@ class Trainer:
 
     def __init__(self, model: DiffusionModel, images: Images | View, settings: Training) -> None:
         self.model = model
-        self.view = model.view(images, mirrored=settings.flip) if isinstance(images, Images) else images
+        self.view = model.view(images, mirrored=settings.flip)
         self.settings = settings
         self.step = 0
         self.steps_per_epoch = math.ceil(len(self.view) / settings.batch_size)

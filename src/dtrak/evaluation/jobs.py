@@ -21,7 +21,7 @@ from dtrak.models import DiffusionModel, View, new_model
 from dtrak.models.prompts import Condition
 from dtrak.progress import progress_bar, say
 from dtrak.recipes import Recipe
-from dtrak.sampling import BATCH, sample
+from dtrak.sampling import sample
 from dtrak.training import train_in_memory
 
 Arrays = dict[str, NDArray[Any]]
@@ -85,14 +85,10 @@ def retrain(context: Retraining, job: Job) -> Arrays:
     }
     if job.draw:
         steps, guidance = recipe.generation.steps, recipe.generation.guidance
-        parts = [
-            sample(model, job.draw[rows], steps, job.trajectory, job.prompts[rows] or None, guidance)
-            for rows in (slice(start, start + BATCH) for start in range(0, len(job.draw), BATCH))
-        ]
-        arrays["pictures"] = torch.cat([part.pictures for part in parts]).cpu().numpy()
-        if job.trajectory:
-            estimates = [part.estimates for part in parts if part.estimates is not None]
-            arrays["estimates"] = torch.cat(estimates, dim=1).cpu().numpy()
+        drawn = sample(model, job.draw, steps, job.trajectory, job.prompts or None, guidance)
+        arrays["pictures"] = drawn.pictures.cpu().numpy()
+        if drawn.estimates is not None:
+            arrays["estimates"] = drawn.estimates.cpu().numpy()
     if context.keep_weights:
         arrays |= {f"weights/{name}": value.cpu().numpy() for name, value in model.trained_weights.items()}
     return arrays

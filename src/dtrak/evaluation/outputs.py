@@ -32,7 +32,7 @@ def model_outputs(
 ) -> NDArray[np.float64]:
     """[objectives, Q] in the order of `OBJECTIVES`, for Q images."""
     model.network.eval()
-    view = model.view(images) if isinstance(images, Images) else images
+    view = model.view(images)
     copies = [(timestep, draw) for timestep in timesteps for draw in range(noises)]
     clean = view.tensor(range(len(view))).to(model.device)
     sums = torch.zeros(len(OBJECTIVES), len(images), dtype=torch.float64)

@@ -23,7 +23,7 @@ from dtrak.files import as_npz, write_bytes
 from dtrak.journeys import SEED, Journeys, not_as_drawn, seeds_of
 from dtrak.models import DiffusionModel
 from dtrak.runs import Run
-from dtrak.sampling import BATCH, sample
+from dtrak.sampling import sample
 
 COUNT = 60  # queries, unless the user says otherwise
 SHARE = 1 / 5  # of the training images, removed for each
@@ -45,7 +45,7 @@ class Question:
     def seeds(self) -> list[int]:
         return seeds_of(self.queries)
 
-    @property
+    @cached_property
     def prompts(self) -> list[str] | None:
         return None if self.model.prompts is None else self.model.prompts.of(self.queries)
 
@@ -71,6 +71,11 @@ class Drawn:
     places: NDArray[np.float32]  # [Q, …]
 
 
+def usual_share(total: int) -> int:
+    """How many of the training images are removed for a picture, unless the user or the recipe says otherwise."""
+    return max(1, round(SHARE * total))
+
+
 def ask(
     run: Run, device: str, count: int | None = None, remove: int | None = None, steps: Sequence[int] = ()
 ) -> Question:
@@ -90,7 +95,7 @@ def ask(
             f"count {count}: {folder} holds {len(queries)} pictures (`dtrak generate {run.folder} --count {count}`)"
         )
     if remove is None:
-        remove = usual.remove or max(1, round(SHARE * len(train)))
+        remove = usual.remove or usual_share(len(train))
     if not 1 <= remove < len(train):
         raise UsageError(
             f"remove {remove}: at least one of the {len(train)} images of {train.source} must go, and one must stay"
@@ -103,23 +108,13 @@ def ask(
 
 def draw_again(question: Question) -> dict[Step, Drawn]:
     """What the run's model draws from the queries' seeds, at each step."""
-    seeds, prompts, batches = question.seeds, question.prompts, []
     guidance = question.run.recipe.generation.guidance
-    for start in range(0, len(seeds), BATCH):
-        part = slice(start, start + BATCH)
-        told = None if prompts is None else prompts[part]
-        drawn = sample(question.model, seeds[part], question.ddim_steps, True, told, guidance)
-        assert drawn.estimates is not None
-        arrays = {"pictures": drawn.pictures.cpu().numpy(), "estimates": drawn.estimates.cpu().numpy()}
-        batches.append({step: _at(question, arrays, step) for step in {*question.steps, None}})
-    originals = {step: _joined([batch[step] for batch in batches]) for step in batches[0]}
+    drawn = sample(question.model, question.seeds, question.ddim_steps, True, question.prompts, guidance)
+    assert drawn.estimates is not None
+    arrays = {"pictures": drawn.pictures.cpu().numpy(), "estimates": drawn.estimates.cpu().numpy()}
+    originals = {step: _at(question, arrays, step) for step in {*question.steps, None}}
     _check_drawn(question, originals[None].pictures)
     return originals
-
-
-def _joined(parts: Sequence[Drawn]) -> Drawn:
-    pictures, places = (np.concatenate([getattr(part, name) for part in parts]) for name in ("pictures", "places"))
-    return Drawn(pictures, places)
 
 
 def _check_drawn(question: Question, originals: NDArray[np.float32]) -> None:

@@ -1,6 +1,5 @@
 """What the page is told, as JSON and CSV: who made a picture, what a training image did, and who is owed for it."""
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +13,9 @@ from dtrak.explorer.exploration import Exploration
 from dtrak.explorer.scoring import tells_self_influence
 from dtrak.methods import Method
 from dtrak.methods.method import Values
+from dtrak.report.credit import CREDITED, GROUPS
 from dtrak.report.thumbnails import SMALL
 from dtrak.scores import Scores
-
-CREDITED = ("artist", "label")  # the columns that say to whom an image is owed
-GROUPS = 12  # of which so many are shown
 
 
 def described_run(exploration: Exploration) -> dict[str, Any]:
@@ -88,8 +85,8 @@ def answer(
     exploration: Exploration, set_name: str, entry: Entry, method: Method, damping: Damping, count: int
 ) -> dict[str, Any]:
     """Who made a picture: its strongest proponents and opponents, and the credit of each group."""
-    values = exploration.scores_of(set_name, entry, method, damping)
-    train = exploration.train
+    scores = _scores(exploration, set_name, entry, method, damping)
+    train, values = exploration.train, scores.values[0]
     return {
         "query": described(entry),
         **_neighbours(exploration.sets[set_name], entry),
@@ -97,7 +94,7 @@ def answer(
         "opponents": _strongest(train.entries, -values, count, sign=-1),
         "positive": int((values > 0).sum()),
         "negative": int((values < 0).sum()),
-        "credit": {column: _credit(train, values, column) for column in CREDITED if column in _columns(train)},
+        "credit": {column: _credit(scores, column) for column in CREDITED if column in scores.columns},
     }
 
 
@@ -126,11 +123,15 @@ def csv(
     exploration: Exploration, set_name: str, entries: list[Entry], method: Method, damping: Damping
 ) -> Iterator[str]:
     """A line for every picture and training image, the strongest first: query, rank, train, score and the columns."""
-    train = exploration.run.train_images
     for number, entry in enumerate(entries):
-        values = exploration.scores_of(set_name, entry, method, damping)[None]
-        scores = Scores(values, train.ids, np.array([entry.id]), method.name, train.columns)
+        scores = _scores(exploration, set_name, entry, method, damping)
         yield scores.to_pandas().to_csv(index=False, header=number == 0)
+
+
+def _scores(exploration: Exploration, set_name: str, entry: Entry, method: Method, damping: Damping) -> Scores:
+    """Of one picture."""
+    train, values = exploration.run.train_images, exploration.scores_of(set_name, entry, method, damping)
+    return Scores(values[None], train.ids, np.array([entry.id]), method.name, train.columns)
 
 
 def _neighbours(catalog: Catalog, entry: Entry) -> dict[str, str | None]:
@@ -148,24 +149,16 @@ def _strongest(entries: list[Entry], keys: Values, count: int, sign: int = 1) ->
     return [described(entries[n]) | {"score": sign * float(keys[n])} for n in order if keys[n] > 0]
 
 
-def _credit(train: Catalog, values: Values, column: str) -> list[dict[str, Any]]:
-    """Each group's share of the positive scores, and of the training images, the largest first."""
-    positive: Counter[str] = Counter()
-    images: Counter[str] = Counter()
-    for entry, value in zip(train.entries, values.tolist(), strict=True):
-        group = str(entry.columns[column])
-        positive[group] += max(value, 0.0)
-        images[group] += 1
-    total = sum(positive.values()) or 1.0
-    ranked = [(group, one / total, images[group] / len(train)) for group, one in positive.most_common()]
+def _credit(scores: Scores, column: str) -> list[dict[str, Any]]:
+    """Each group's share of one picture's positive scores, and of the training images, the largest first."""
+    names, (shares,) = scores.shares(column)
+    of_training = scores.sizes(column) / len(scores.train_ids)
+    order = np.argsort(-shares, kind="stable")
+    ranked = [(str(names[g]), float(shares[g]), float(of_training[g])) for g in order]
     rest = ranked[GROUPS:]
     if rest:
         ranked[GROUPS:] = [(f"{len(rest)} more", sum(one[1] for one in rest), sum(one[2] for one in rest))]
     return [{"group": group, "share": share, "of_training": of_training} for group, share, of_training in ranked]
-
-
-def _columns(catalog: Catalog) -> dict[str, Any]:
-    return catalog.entries[0].columns
 
 
 def _self_influence(exploration: Exploration, entry: Entry, method: Method, damping: Damping) -> float | None:

@@ -20,7 +20,7 @@ def new_model(recipe: Model, shape: tuple[int, int, int], source: str) -> Diffus
         return ddpm.new(recipe.unet, recipe.schedule.model_dump(), shape, source)
     from dtrak.models import stable_diffusion
 
-    return stable_diffusion.new(recipe.base, recipe.lora.model_dump(), recipe.prompt, shape, source)
+    return stable_diffusion.new(recipe.base, recipe.lora, recipe.prompt, shape, source)
 
 
 def save_model(model: DiffusionModel, folder: Path) -> None:

@@ -11,11 +11,9 @@ from torch import Tensor
 from dtrak.data import Images
 from dtrak.features import FeatureStore, Manifest, fill
 from dtrak.models.autoencoder import Autoencoder, at_once
-from dtrak.models.prompts import Condition, Prompts
+from dtrak.models.prompts import AT_ONCE, Condition, Prompts
 from dtrak.noise import stable_hash
 from dtrak.progress import progress_bar
-
-PROMPTS_AT_ONCE = 32
 
 
 def latents_of(autoencoder: Autoencoder, images: Images, mirrored: bool, folder: Path | None) -> Tensor:
@@ -40,9 +38,7 @@ def embeddings_of(prompts: Prompts, texts: Sequence[str], folder: Path | None) -
         return prompts.embed([texts[row] for row in rows])[name]
 
     return {
-        name: computed_once(
-            name, made_from, (len(texts), *value.shape[1:]), partial(embed, name), PROMPTS_AT_ONCE, folder
-        )
+        name: computed_once(name, made_from, (len(texts), *value.shape[1:]), partial(embed, name), AT_ONCE, folder)
         for name, value in prompts.embed(texts[:1]).items()
     }
 

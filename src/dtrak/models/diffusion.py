@@ -69,11 +69,13 @@ class DiffusionModel:
             self.prompts.encoder.to(device)
         return self
 
-    def view(self, images: Images, folder: Path | None = None, mirrored: bool = False) -> View:
+    def view(self, images: Images | View, folder: Path | None = None, mirrored: bool = False) -> View:
         """Images as this model sees them; with a `folder`, what its encoders make of them is kept for the next time.
 
-        `mirrored` makes latents of the mirrored images as well, for training.
+        `mirrored` makes latents of the mirrored images as well, for training. What is a view already stays one.
         """
+        if isinstance(images, View):
+            return images
         self.check_fits(images.shape, images.source)
         latents: tuple[Tensor, ...] = ()
         if self.autoencoder is not None:

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from peft import LoraConfig
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from dtrak.errors import UsageError
 from dtrak.memory import Peak, kept_bytes
 from dtrak.models import ddpm
+from dtrak.models.stable_diffusion import add_lora
 from dtrak.recipes import DDPMRecipe, LoRA, Model
 
 # Stable Diffusion 1, where it differs from diffusers' and transformers' defaults.
@@ -60,12 +59,7 @@ def lay_out(model: Model, shape: tuple[int, int, int], source: str) -> Layout:
 def _stable_diffusion(base: Path, lora: LoRA, shape: tuple[int, int, int], source: str) -> Layout:
     """With a LoRA beside the U-Net of a pipeline's folder; of Stable Diffusion 1 where the base is no folder."""
     unet, vae, text_encoder = _unet(base), _vae(base), _text_encoder(base)
-    unet.requires_grad_(False)
-    rank, alpha, dropout, targets = lora.rank, lora.alpha, lora.dropout, lora.targets
-    try:
-        unet.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets))
-    except ValueError:
-        raise UsageError(f"{source}: model.lora.targets: the U-Net has no layers called {', '.join(targets)}") from None
+    add_lora(unet, lora, source)
     halvings = len(vae.config.block_out_channels) - 1
     latents = torch.zeros(1, unet.config.in_channels, *(side // 2**halvings for side in shape[1:]))
     prompt = torch.zeros(1, PROMPT_LENGTH, unet.config.cross_attention_dim)

@@ -1,7 +1,7 @@
 """Folders of diffusers' models: from the disk or the hub, whole and safetensors only, with errors that name them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,15 @@ def local_folder(source: str) -> Path:
     if Path(source).exists():
         raise UsageError(f"{source} is a file: give the folder of a diffusers model (with unet/ and scheduler/)")
     nowhere = f"no model at {source!r}: give a diffusers folder (with unet/ and scheduler/) or a hub id"
+    return downloaded(source, FILES, nowhere)
+
+
+def downloaded(source: str, wanted: Sequence[str], nowhere: str) -> Path:
+    """The folder of what is `wanted` of a repository on the hub; `nowhere` is what to say if there is none."""
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise UsageError(nowhere)
     try:
-        return Path(snapshot_download(source, allow_patterns=FILES, ignore_patterns=VARIANTS))
+        return Path(snapshot_download(source, allow_patterns=[*wanted], ignore_patterns=VARIANTS))
     except (OSError, ValueError) as error:
         raise UsageError(f"{nowhere} (the hub: {str(error).splitlines()[0]})") from error
 

@@ -8,13 +8,11 @@ trained here says in dtrak.json which pipeline it belongs to and what its prompt
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from diffusers.loaders import StableDiffusionLoraLoaderMixin
 from diffusers.utils import convert_state_dict_to_diffusers
-from huggingface_hub import snapshot_download
 from peft import LoraConfig, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from safetensors import SafetensorError
 from transformers import CLIPTextModel, CLIPTokenizer
@@ -23,48 +21,48 @@ from transformers.utils import logging
 from dtrak.errors import UsageError
 from dtrak.files import whole_folder, write_json
 from dtrak.models.autoencoder import Autoencoder
-from dtrak.models.diffusion import DiffusionModel
+from dtrak.models.diffusion import LORA, DiffusionModel
 from dtrak.models.pipelines import (
     ABOUT,
     OF_DIFFUSERS,
     OF_PEFT,
     WEIGHTS,
+    downloaded,
     local_folder,
     naming_the_model,
     read_config,
     whole_weights,
 )
-from dtrak.models.prompts import Prompts, fields_of
+from dtrak.models.prompts import Prompts
+from dtrak.recipes import LoRA
 
 logging.disable_progress_bar()  # they load in less time than a bar takes to draw
 
 ADAPTER = "default"  # the name that peft gives it
 
 
-def new(
-    base: str, lora: dict[str, Any], template: str | None, shape: tuple[int, int, int], source: str
-) -> DiffusionModel:
-    """A pipeline with a new LoRA for images of `shape` (C, H, W), from torch's global generator.
-
-    `lora` has its rank, alpha, dropout and targets, the names of the layers that get one.
-    """
-    if template is not None:
-        fields_of(template)
+def new(base: str, lora: LoRA, template: str, shape: tuple[int, int, int], source: str) -> DiffusionModel:
+    """A pipeline with a new LoRA for images of `shape` (C, H, W), from torch's global generator."""
     model = load(local_folder(base), base, template=template).fitted_to(shape)
+    add_lora(model.network, lora, source)
+    model.network.eval()
+    return replace(model, source=source, base=_full_name(base))
+
+
+def add_lora(unet: UNet2DConditionModel, lora: LoRA, source: str) -> None:
+    """Freeze a U-Net and give it a new LoRA."""
     config = LoraConfig(
-        r=lora["rank"],
-        lora_alpha=lora["alpha"],
-        lora_dropout=lora["dropout"],
-        target_modules=list(lora["targets"]),
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=[*lora.targets],
         init_lora_weights="gaussian",
     )
-    unet: UNet2DConditionModel = model.network.requires_grad_(False)
     try:
-        unet.add_adapter(config, ADAPTER)
-    except ValueError as error:
-        raise UsageError(f"{source}: model.lora.targets: {error}") from error
-    unet.eval()
-    return replace(model, source=source, base=_full_name(base))
+        unet.requires_grad_(False).add_adapter(config, ADAPTER)
+    except ValueError:
+        names = ", ".join(lora.targets)
+        raise UsageError(f"{source}: model.lora.targets: the U-Net has no layers called {names}") from None
 
 
 def save(model: DiffusionModel, folder: Path) -> None:
@@ -153,7 +151,7 @@ def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, sou
     except (OSError, TypeError, ValueError, RuntimeError, LookupError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"the LoRA {lora!r} does not fit {source!r}: {reason[:300]}") from error
-    if not any("lora_" in name for name, _ in unet.named_parameters()):
+    if not any(LORA in name for name, _ in unet.named_parameters()):
         raise UsageError(f"the LoRA {lora!r} has nothing for the U-Net of {source!r}")
 
 
@@ -165,12 +163,7 @@ def _local_lora(lora: str) -> Path:
     if path.exists():
         return path
     nowhere = f"no LoRA at {lora!r}: give a folder, a .safetensors file or a hub id"
-    if lora.count("/") != 1 or lora.startswith((".", "/", "~")):
-        raise UsageError(nowhere)
-    try:
-        return Path(snapshot_download(lora, allow_patterns=["*.json", "*.safetensors"]))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{nowhere} (the hub: {str(error).splitlines()[0]})") from error
+    return downloaded(lora, ["*.json", "*.safetensors"], nowhere)
 
 
 def _named(path: Path) -> dict[str, str]:
@@ -189,20 +182,19 @@ def _add_of_peft(unet: UNet2DConditionModel, folder: Path) -> None:
     prefix = "base_model.model."
     weights = {name.removeprefix(prefix): value for name, value in load_peft_weights(str(folder), "cpu").items()}
     outcome = set_peft_model_state_dict(unet, weights, adapter_name=ADAPTER)
-    missing = [name for name in outcome.missing_keys if "lora_" in name]
+    missing = [name for name in outcome.missing_keys if LORA in name]
     if missing or outcome.unexpected_keys:
         raise ValueError(f"it lacks {missing[0]}" if missing else f"it has {outcome.unexpected_keys[0]}")
 
 
 def _check_kind(folder: Path, source: str) -> None:
     """Say what is lacking or other than expected before diffusers stumbles over it."""
-    kind = read_config(folder, Path("unet", "config.json"), source).get("_class_name")
-    if kind != "UNet2DConditionModel":
+    unet = read_config(folder, Path("unet", "config.json"), source)
+    if (kind := unet.get("_class_name")) != "UNet2DConditionModel":
         raise UsageError(f"{source}: its network is a {kind}, not the U-Net of Stable Diffusion")
     text = read_config(folder, Path("text_encoder", "config.json"), source)
     if (folder / "text_encoder_2").exists() or not str(text.get("model_type", "")).startswith("clip"):
         raise UsageError(f"{source}: only pipelines with one CLIP text encoder are supported: Stable Diffusion 1 and 2")
-    unet = read_config(folder, Path("unet", "config.json"), source)
     before, after = (unet.get(f"{side}_channels", 4) for side in ("in", "out"))
     if before != after:
         raise UsageError(

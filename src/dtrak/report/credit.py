@@ -37,8 +37,7 @@ def charts(scores: Mapping[str, Scores], queries: int) -> list[Chart]:
 def _chart(scores: Scores, column: str, queries: int) -> Chart:
     credits = scores.credit(column)
     names, shares = scores.shares(column)
-    _, counts = np.unique(scores.groups(column), return_counts=True)
-    of_training = dict(zip(names.tolist(), (counts / counts.sum()).tolist(), strict=True))
+    of_training = dict(zip(names.tolist(), (scores.sizes(column) / len(scores.train_ids)).tolist(), strict=True))
     bars = [(credit, of_training[credit.group]) for credit in credits[:GROUPS]]
     groups = [(str(name), round(100 * share, 2)) for name, share in of_training.items()]
     return Chart(column, scores.method, bars, credits[GROUPS:], groups, [_largest(row) for row in shares[:queries]])

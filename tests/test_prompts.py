@@ -1,0 +1,99 @@
+"""What a model is told about an image: its own prompt, a template, a caption, or nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dtrak.data import Images, load_images
+from dtrak.errors import UsageError
+from dtrak.models import load_model, new_model
+from dtrak.models.prompts import prompts_of
+from dtrak.recipes import load_recipe
+from dtrak.training import Trainer
+from tiny_stable_diffusion import save_pipeline, save_recipe
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_pipeline(tmp_path_factory.mktemp("base") / "pipeline")
+
+
+@pytest.fixture(scope="module")
+def recipe(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_recipe(tmp_path_factory.mktemp("paintings"), base)
+
+
+@pytest.fixture(scope="module")
+def paintings(recipe: Path) -> Images:
+    return load_images(str(recipe.parent / "train"))
+
+
+def trainer_of(recipe: Path, images: Images) -> Trainer:
+    content = load_recipe(str(recipe))
+    torch.manual_seed(0)
+    return Trainer(new_model(content.model, images.shape, "tiny"), images, content.training)
+
+
+def test_some_prompts_are_left_empty_in_training(recipe: Path, paintings: Images) -> None:
+    trainer = trainer_of(recipe, paintings)
+    rows = np.arange(len(paintings))
+    own = trainer.view.condition(rows)["encoder_hidden_states"]
+    prompts = trainer.model.prompts
+    assert prompts is not None
+    empty = prompts.embed([""])["encoder_hidden_states"]
+
+    def told(share: float) -> Tensor:
+        trainer.settings = trainer.settings.model_copy(update={"prompt_dropout": share})
+        return trainer.told(rows, np.random.default_rng(0))["encoder_hidden_states"]
+
+    assert torch.equal(told(0.0), own)
+    assert torch.equal(told(1.0), empty.expand_as(own))
+    some = told(0.5)
+    is_empty = (some == empty).flatten(1).all(1)
+    assert 3 <= is_empty.sum() <= len(paintings) - 3
+    assert torch.equal(some[~is_empty], own[~is_empty])
+    trainer.take_step()
+
+
+@pytest.mark.parametrize(
+    ("columns", "template", "expected"),
+    [
+        ({"caption": ["a cat", "a dog"]}, None, ["a cat", "a dog"]),
+        ({"text": ["a cat", "a dog"]}, None, ["a cat", "a dog"]),
+        ({"label": ["ukiyo_e", "baroque"]}, "a {class} painting", ["a ukiyo e painting", "a baroque painting"]),
+        ({"label": ["x", "y"], "prompt": ["my own", None]}, "a {label}", ["my own", "a y"]),
+        ({"artist": ["anna", None]}, "by {artist}", ["by anna", ""]),
+        ({}, "by {artist}", ["", ""]),
+        ({"caption": ["a cat in my_style", "b"]}, "{caption}", ["a cat in my_style", "b"]),
+        ({"prompt": ["", "x"]}, "a photo of sks dog", ["", "x"]),
+        ({}, None, ["", ""]),
+    ],
+)
+def test_prompts_of_images(
+    columns: dict[str, list[str | None]], template: str | None, expected: list[str], paintings: Images
+) -> None:
+    given = {name: np.array(values, dtype=object) for name, values in columns.items()}
+    assert prompts_of(replace(paintings.select([0, 1]), columns=given), template) == expected
+
+
+def test_images_without_a_prompt_are_named(base: Path, paintings: Images, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = replace(paintings.select([0, 1]), columns={})
+    view = load_model(str(base)).view(bare)
+    assert view.prompts == ["", ""]
+    assert f"No prompt for all images of {paintings.source}: the empty one is taken" in capsys.readouterr().err
+    load_model(str(base), prompt="by {artist}").view(paintings)
+    assert f"Prompts of 18 images of {paintings.source}: “by {{artist}}” filled in" in capsys.readouterr().err
+
+
+def test_run_refuses_a_prompt_that_the_images_cannot_fill(recipe: Path, tmp_path: Path) -> None:
+    from dtrak.runs import Run
+
+    text = recipe.read_text().replace("{caption}", "by {painter}")
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(UsageError, match=r"names the column 'painter', but the images of .* have artist, caption"):
+        Run.create(tmp_path / "run", load_recipe(str(tmp_path / "recipe.yaml")))
+    assert not (tmp_path / "run").exists()
