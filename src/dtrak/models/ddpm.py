@@ -1,4 +1,4 @@
-"""Unconditional DDPM: diffusers' UNet2DModel and DDPMScheduler, in diffusers' own folder layout, safetensors only."""
+"""Unconditional DDPM: diffusers' UNet2DModel and DDPMScheduler, in diffusers' own folder layout."""
 
 from inspect import signature
 from pathlib import Path
@@ -9,7 +9,7 @@ from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 from dtrak.errors import UsageError
 from dtrak.files import whole_folder
 from dtrak.models.diffusion import DiffusionModel
-from dtrak.models.pipelines import WEIGHTS, naming_the_model, read_config, whole_weights
+from dtrak.models.pipelines import naming_the_model, read_config, whole_weights
 
 # Where a folder has its network and its schedule; the oldest models on the hub have both at the top.
 LAYOUTS = (("unet", "scheduler"), (".", "."))
@@ -77,6 +77,4 @@ def _find_parts(folder: Path, source: str) -> tuple[Path, Path]:
     kind = config.get("_class_name", "UNet2DModel")
     if kind != "UNet2DModel":
         raise UsageError(f"{source}: its network is a {kind}; a UNet2DModel and Stable Diffusion's are supported")
-    if not list((folder / network).glob(WEIGHTS)):
-        raise UsageError(f"{source} has no weights: {Path(network, WEIGHTS.replace('*', ''))} is missing")
     return folder / network, folder / schedule

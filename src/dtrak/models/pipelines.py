@@ -1,8 +1,13 @@
-"""Folders of diffusers' models: from the disk or the hub, whole and safetensors only, with errors that name them."""
+"""Folders of diffusers' models: from the disk or the hub, and whole, with errors that name them.
+
+Weights are read as safetensors where there are any; else as pickles of which torch opens numbers alone, so that nothing
+in them is run; else from their halves, float16.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +16,15 @@ from safetensors import SafetensorError
 
 from dtrak.errors import UsageError
 
-WEIGHTS = "diffusion_pytorch_model*.safetensors"
-PARTS = ("unet", "vae", "text_encoder", "tokenizer", "scheduler")
+NETWORKS = ("unet", "vae", "text_encoder", ".")  # the oldest models have theirs at the top
+STEMS = ("diffusion_pytorch_model", "pytorch_model", "model")  # of diffusers' and transformers' weights
 # Beside a LoRA's weights: how diffusers calls them, what peft and dtrak write about them.
 OF_DIFFUSERS, OF_PEFT, ABOUT = "pytorch_lora_weights.safetensors", "adapter_config.json", "dtrak.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-# What is downloaded of a model; the oldest ones have their network and their schedule at the top.
-FILES = [
-    "*.json",
-    WEIGHTS,
-    OF_DIFFUSERS,
-    ADAPTER_WEIGHTS,
-    *(f"{part}/*.{kind}" for part in PARTS for kind in ("json", "txt", "safetensors")),
-]
-VARIANTS = ["*.fp16.*", "*.non_ema.*"]  # of the same weights
+# What is downloaded of a model before its weights, and these in the order in which they are looked for.
+FILES = ["*.json", "tokenizer/*.txt", OF_DIFFUSERS, ADAPTER_WEIGHTS]
+HALVES = "fp16"
+FORMS = ((None, "safetensors"), (None, "bin"), (HALVES, "safetensors"), (HALVES, "bin"))
 
 
 def is_pipeline(folder: Path) -> bool:
@@ -43,7 +43,28 @@ def local_folder(source: str) -> Path:
     if Path(source).exists():
         raise UsageError(f"{source} is a file: give the folder of a diffusers model (with unet/ and scheduler/)")
     nowhere = f"no model at {source!r}: give a diffusers folder (with unet/ and scheduler/) or a hub id"
-    return downloaded(source, FILES, nowhere)
+    folder = downloaded(source, FILES, nowhere)
+    for variant, ending in FORMS:
+        lacking = [part for part in NETWORKS if (folder / part / "config.json").exists() and not form_of(folder / part)]
+        if lacking:
+            wanted = [str(Path(part, pattern)) for part in lacking for pattern in _patterns(variant, ending)]
+            downloaded(source, wanted, nowhere)
+    return folder
+
+
+def form_of(folder: Path) -> tuple[str | None, str] | None:
+    """In which of the `FORMS` a network's weights lie here; None if there are none."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    for form in FORMS:
+        if any(fnmatch(name, pattern) for name in names for pattern in _patterns(*form)):
+            return form
+    return None
+
+
+def _patterns(variant: str | None, ending: str) -> list[str]:
+    """The names of weights: in one file, or in several that are numbered."""
+    own = "" if variant is None else f".{variant}"
+    return [f"{stem}{own}{numbers}.{ending}" for stem in STEMS for numbers in ("", "-*-of-*")]
 
 
 def downloaded(source: str, wanted: Sequence[str], nowhere: str) -> Path:
@@ -51,7 +72,7 @@ def downloaded(source: str, wanted: Sequence[str], nowhere: str) -> Path:
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise UsageError(nowhere)
     try:
-        return Path(snapshot_download(source, allow_patterns=[*wanted], ignore_patterns=VARIANTS))
+        return Path(snapshot_download(source, allow_patterns=[*wanted]))
     except (OSError, ValueError) as error:
         raise UsageError(f"{nowhere} (the hub: {str(error).splitlines()[0]})") from error
 
@@ -67,10 +88,16 @@ def naming_the_model(source: str) -> Iterator[None]:
 
 
 def whole_weights(kind: Any, folder: Path, source: str, **settings: Any) -> Any:
-    """A network of diffusers or transformers; what is missing they would fill with random numbers."""
+    """A network of diffusers or transformers, in float32; what is missing they would fill with random numbers."""
+    form = form_of(folder)
+    if form is None:
+        raise UsageError(f"{source} has no weights: {folder.name}/ has neither .safetensors nor .bin")
+    variant, ending = form
     if not settings:
         settings = {"low_cpu_mem_usage": False}
-    network, found = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **settings)
+    network, found = kind.from_pretrained(
+        folder, variant=variant, use_safetensors=ending == "safetensors", output_loading_info=True, **settings
+    )
     if missing := sorted(name for name in found["missing_keys"] if not name.endswith("position_ids")):
         raise UsageError(
             f"cannot load the model {source!r}: its weights lack {missing[0]}, which its config.json needs"

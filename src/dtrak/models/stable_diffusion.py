@@ -26,7 +26,6 @@ from dtrak.models.pipelines import (
     ABOUT,
     OF_DIFFUSERS,
     OF_PEFT,
-    WEIGHTS,
     downloaded,
     local_folder,
     naming_the_model,
@@ -201,9 +200,6 @@ def _check_kind(folder: Path, source: str) -> None:
             f"{source}: its U-Net maps {before} channels to {after}: pipelines for inpainting, depth or editing "
             "are not supported"
         )
-    for part in ("unet", "vae"):
-        if not list((folder / part).glob(WEIGHTS)):
-            raise UsageError(f"{source} has no weights: {part}/{WEIGHTS.replace('*', '')} is missing")
 
 
 def _full_name(base: str) -> str:
