@@ -336,6 +336,16 @@ def test_other_recipes_and_queries_are_refused(own_benchmark: Path, own_run: Pat
             make_benchmark(other, own_benchmark, RetrainingSettings(**SMALL), make_engine("process"), queries)
 
 
+def test_a_benchmark_goes_on_though_recipes_have_got_new_fields_since(own_benchmark: Path, finished_run: Path) -> None:
+    path = own_benchmark / "benchmark.json"
+    about = json.loads(path.read_text())
+    del about["recipe"]["training"]["autocast"], about["recipe"]["model"]["kind"]
+    path.write_text(json.dumps(about))
+    before = written_at(own_benchmark)
+    make(finished_run, own_benchmark, subsets=3)
+    assert before.items() <= written_at(own_benchmark).items()
+
+
 def test_two_commands_do_not_make_one_folder(own_benchmark: Path, finished_run: Path) -> None:
     with alone_in(own_benchmark), pytest.raises(DtrakError, match="another dtrak is at work"):
         make(finished_run, own_benchmark)

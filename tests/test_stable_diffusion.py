@@ -18,8 +18,11 @@ from torch import Tensor
 from dtrak.data import Images, load_images
 from dtrak.errors import UsageError
 from dtrak.featurizing import FeatureSettings, featurize
+from dtrak.gradients import Copies, Features
+from dtrak.memory import Peak
 from dtrak.models import DiffusionModel, load_model, new_model, save_model
 from dtrak.noise import gaussian
+from dtrak.projections import make_projection
 from dtrak.recipes import load_recipe
 from dtrak.sampling import sample
 from dtrak.training import Trainer
@@ -290,6 +293,27 @@ def test_fingerprints_change_with_what_is_no_weight(base: Path, lora: Path, tmp_
     settings = other / "tokenizer" / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pad_token": "a</w>"}))
     assert load_model(str(other)).fingerprint != load_model(str(base)).fingerprint
+
+
+def test_features_take_the_memory_of_a_training_step(recipe: Path, paintings: Images, tmp_path: Path) -> None:
+    """The U-Net is there once; beside it, as much as six images take in training, or six copies of one."""
+    trainer = trainer_of(recipe, paintings)
+    unet = sum(value.nbytes for value in trainer.model.network.parameters())
+    trainer.take_step()
+    with Peak() as step:
+        trainer.take_step()
+    parameters, told = trainer.model.parameters(), trainer.view.condition([0])
+    projection = make_projection("sketch", 64, {name: value.numel() for name, value in parameters.items()}, 0)
+
+    def feature_peak(count: int) -> int:
+        copies = Copies(tuple(range(0, 100 * count, 100)))
+        features = Features(trainer.model, ["square"], copies, projection, parameters, told=told, batch_size=1)
+        with Peak() as peak:
+            features(trainer.view.tensor([0]), [0], told)
+        return peak.bytes
+
+    assert feature_peak(6) <= 1.1 * step.bytes
+    assert feature_peak(1) < unet, "nothing is as large as a second U-Net"
 
 
 def test_many_pictures_are_decoded_a_few_at_a_time(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from dtrak.models import load_model
 from dtrak.noise import stream
 from dtrak.recipes import Training, load_recipe
 from dtrak.runs import Run
-from dtrak.training import Trainer, warmup_and_cosine
+from dtrak.training import MEMORY_SHARE, Trainer, warmup_and_cosine
 
 MakeRecipe = Callable[..., Path]
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
@@ -73,6 +73,48 @@ def test_gradients_are_clipped(make_trainer: Callable[..., Trainer]) -> None:
         moved[clip] = (parameters(trainer) - before).abs()
     assert moved[1.0].median().item() == pytest.approx(1e-4, rel=0.01)
     assert moved[1e-9].max() < 0.1e-4
+
+
+@pytest.mark.parametrize(("fitting", "parts"), [(250, [250]), (100, [84, 84, 82]), (1, [1] * 250)])
+def test_a_batch_that_does_not_fit_goes_through_in_parts(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, fitting: int, parts: list[int]
+) -> None:
+    """The step is that of the whole batch."""
+    whole = make_trainer(gradient_clip=1e9)
+    memory = (fitting + 0.5) * whole.activation_bytes / MEMORY_SHARE
+    monkeypatch.setattr("dtrak.training.total_memory", lambda device: int(memory))
+    split = make_trainer(gradient_clip=1e9)
+    gradients, sizes = [], []
+    split.model.network.register_forward_hook(lambda module, inputs, output: sizes.append(len(inputs[0])))
+    for trainer in (whole, split):
+        trainer.optimizer.zero_grad = lambda: None  # type: ignore[method-assign]
+        no_dropout(trainer.model.network)
+        trainer.take_step()
+        gradients.append(torch.cat([value.grad.flatten() for value in trainer.parameters if value.grad is not None]))
+    assert sizes == parts
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
+
+
+def no_dropout(network: torch.nn.Module) -> None:
+    """Its masks would be others for other parts."""
+    for module in network.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+
+def test_passes_in_bfloat16_learn_the_same(make_trainer: Callable[..., Trainer]) -> None:
+    exact, fast = make_trainer(), make_trainer(autocast=True)
+    kinds = set()
+    fast.model.network.conv_out.register_forward_hook(lambda module, inputs, output: kinds.add(output.dtype))
+    before = parameters(exact)
+    for trainer in (exact, fast):
+        for _ in range(4):
+            trainer.take_step()
+    assert kinds == {torch.bfloat16}
+    assert {value.dtype for value in fast.parameters} == {torch.float32}
+    steps = [parameters(trainer) - before for trainer in (exact, fast)]
+    assert torch.cosine_similarity(*steps, dim=0) > 0.9
+    assert not torch.equal(*steps)
 
 
 def test_an_epoch_shows_every_image_once_in_a_new_order(make_trainer: Callable[..., Trainer]) -> None:

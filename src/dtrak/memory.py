@@ -60,7 +60,7 @@ class Peak(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = 0
+        self.bytes: int = 0
         self._alive: dict[StorageWeakRef, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

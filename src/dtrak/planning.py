@@ -23,12 +23,15 @@ from dtrak.gradients import MEMORY_SHARE
 from dtrak.memory import total_memory
 from dtrak.methods import chosen_methods, objective_of, split_methods
 from dtrak.methods.method import Gradients
+from dtrak.models.autoencoder import at_once as images_in_a_pass
 from dtrak.models.layout import Layout, lay_out
+from dtrak.models.prompts import fields_of
 from dtrak.objectives import OBJECTIVES
-from dtrak.recipes import Recipe, Selection
+from dtrak.recipes import DDPMRecipe, Model, Recipe, Selection, StableDiffusionRecipe
 from dtrak.sampling import BATCH
 from dtrak.sources import find_source
 from dtrak.timesteps import select_timesteps
+from dtrak.training import images_at_once
 
 FLOAT, DOUBLE = 4, 8  # bytes
 UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
@@ -94,20 +97,35 @@ class Plan:
     @property
     def training_memory(self) -> int:
         """Weights; a gradient and the optimiser's two moments for what is trained; a batch's activations; latents."""
-        batch = min(self.recipe.training.batch_size, self.train)
         changing = 3 * FLOAT * self.layout.trained
-        return self.weights + changing + batch * self.layout.activations + self.latents
+        return self.weights + changing + self.at_once * self.layout.activations + self.latents
+
+    @property
+    def at_once(self) -> int:
+        """Images of a batch that share a pass."""
+        batch = min(self.recipe.training.batch_size, self.train)
+        return images_at_once(batch, self.layout.activations, self.device_memory)
 
     def encoding(self) -> Step:
         mirrored = " and their mirror images" * self.recipe.training.flip
-        what = f"{self.train:,} images{mirrored}, by the autoencoder"
+        what = f"{self.train:,} images{mirrored}, by the autoencoder; {self.prompts:,} prompts at most"
         queries = self.generated * 2 * FLOAT * self.layout.latents
-        return Step("latents", what, disk=self.latents + queries)
+        memory = self.weights + min(self.train, images_in_a_pass(*self.shape[1:])) * self.layout.encoding
+        return Step("latents", what, 0, 0, memory, self.latents + queries + self.prompts * FLOAT * self.layout.prompt)
+
+    @property
+    def prompts(self) -> int:
+        """How many different ones there are at most: one of every class, or of every image, and the empty one."""
+        model, select = self.recipe.model, self.recipe.data.select
+        of_classes = isinstance(model, StableDiffusionRecipe) and {*fields_of(model.prompt)} <= {"label"}
+        classes = select.classes if of_classes and select is not None else None
+        return 1 + (self.train if classes is None else len(classes))
 
     def training(self) -> Step:
         settings = self.recipe.training
         steps = settings.epochs * math.ceil(self.train / settings.batch_size)
         what = f"{self.train:,} images × {settings.epochs:,} epochs: {steps:,} steps of {settings.batch_size:,}"
+        what += f", {self.at_once:,} at once" * (self.at_once < settings.batch_size)
         passes = self.train * settings.epochs
         saved = (1 + settings.checkpoints) * FLOAT * self.layout.trained
         return Step("train", what, passes, passes, self.training_memory, saved)
@@ -117,7 +135,10 @@ class Plan:
         guided = settings.guidance is not None  # each step asks twice, with the prompt and without
         passes = settings.count * settings.steps * (1 + guided)
         what = f"{settings.count:,} pictures × {settings.steps:,} steps of DDIM" + " × 2 for guidance" * guided
-        memory = self.weights + min(BATCH, settings.count) * (1 + guided) * self.layout.working
+        at_once = min(BATCH, settings.count)
+        denoising = at_once * self.layout.working
+        decoding = min(at_once, images_in_a_pass(*self.shape[1:])) * self.layout.decoding
+        memory = self.weights + max(denoising, decoding)
         return Step("generate", what, passes, 0, memory, settings.count * math.prod(self.shape))
 
     @cached_property
@@ -196,12 +217,14 @@ def plan(recipe: Recipe, folder: Path, device: str = "cpu") -> Table:
     train = _count(data.train, data.select, missing)
     validation = 0 if data.validation is None else _count(data.validation, data.select_validation, missing)
     shape = _shape(recipe)
+    layout = lay_out(recipe.model, shape, recipe.name)
+    missing += _pipeline_missing(recipe.model, layout)
     made = Plan(
         recipe,
         train if data.subset is None else len(read_ids(data.subset)),
         validation,
         shape,
-        lay_out(recipe.model, shape, recipe.name),
+        layout,
         total_memory(torch.device(device)),
         RetrainingSettings.going_on(folder / "benchmark", recipe.evaluation, {}),
     )
@@ -221,6 +244,14 @@ def _count(source: str, select: Selection | None, missing: list[str]) -> int:
             raise
         missing.append(f"Missing: {error}")
         return stated
+
+
+def _pipeline_missing(model: Model, layout: Layout) -> list[str]:
+    if isinstance(model, DDPMRecipe) or Path(model.base).is_dir():
+        return []
+    if layout.is_assumed:
+        return [f"Missing: {model.base} could not be looked up: its sizes are taken to be Stable Diffusion 1's"]
+    return [f"{model.base} will be downloaded, unless it was before"]
 
 
 def _shape(recipe: Recipe) -> tuple[int, int, int]:

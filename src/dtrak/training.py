@@ -21,7 +21,7 @@ from dtrak.data import Images
 from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError
 from dtrak.files import alone_in, clear_leftovers, write_bytes
-from dtrak.memory import activation_bytes
+from dtrak.memory import activation_bytes, total_memory
 from dtrak.models import DiffusionModel, View, new_model, save_model
 from dtrak.models.prompts import Condition
 from dtrak.models.views import moved
@@ -32,6 +32,7 @@ from dtrak.runs import Run
 
 STATE = "training.safetensors"
 SECONDS_BETWEEN_STATES = 20.0  # a state is kept at every checkpoint as well
+MEMORY_SHARE = 1 / 2  # of all memory, for what a pass keeps
 
 
 def train(run: Run, device: str) -> DiffusionModel:
@@ -55,8 +56,7 @@ def _train(run: Run, device: str) -> None:
     trainer = Trainer(model, view, run.recipe.training)
     trainer.load(state)
     saved = time.monotonic()
-    per_image = activation_bytes(model, view.condition([0]))
-    pass_bytes = per_image * run.recipe.training.batch_size
+    pass_bytes = trainer.at_once * trainer.activation_bytes
     with reproducible(), threads_for(pass_bytes), progress_bar("train", trainer.steps, "steps") as advance:
         advance(trainer.step)
         while trainer.step < trainer.steps:
@@ -90,6 +90,8 @@ class Trainer:
         self.view = model.view(images, mirrored=settings.flip)
         self.settings = settings
         self.step = 0
+        self.activation_bytes = activation_bytes(model, self.view.condition([0]))
+        self.at_once = images_at_once(settings.batch_size, self.activation_bytes, total_memory(model.device))
         self.steps_per_epoch = math.ceil(len(self.view) / settings.batch_size)
         self.steps = settings.epochs * self.steps_per_epoch
         self.checkpoint_steps = {
@@ -105,6 +107,7 @@ class Trainer:
         )
 
     def take_step(self) -> None:
+        """One step of the optimiser; a batch that is too large for the memory goes through in parts."""
         settings, model = self.settings, self.model
         random = stream(settings.seed, "training", self.step)
         rows = self.batch()
@@ -114,11 +117,14 @@ class Trainer:
         torch.manual_seed(int(random.integers(2**62)))  # for dropout
         model.network.train()
         told = self.told(rows, random)
-        predicted = model.predict(model.add_noise(clean, noise, timesteps), timesteps, told)
-        loss = F.mse_loss(predicted, model.training_target(clean, noise, timesteps))
-        if not loss.isfinite():
-            raise DtrakError(f"training diverged: the loss is {loss.item()} at step {self.step}; lower learning_rate")
-        loss.backward()
+        for start in range(0, len(clean), self.at_once):
+            part = slice(start, start + self.at_once)
+            own = {name: value[part] for name, value in told.items()}
+            loss = self.loss(clean[part], noise[part], timesteps[part], own)
+            if not loss.isfinite():
+                reason = f"training diverged: the loss is {loss.item()} at step {self.step}; lower learning_rate"
+                raise DtrakError(reason)
+            (len(clean[part]) / len(clean) * loss).backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, settings.gradient_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * warmup_and_cosine(self.step / self.steps, settings.warmup)
@@ -126,6 +132,13 @@ class Trainer:
         self.optimizer.zero_grad()
         model.network.eval()
         self.step += 1
+
+    def loss(self, clean: Tensor, noise: Tensor, timesteps: Tensor, told: Condition) -> Tensor:
+        """The mean of ‖target − network(x_t, t)‖² over some of a batch, each [b, …]."""
+        model = self.model
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=self.settings.autocast):
+            predicted = model.predict(model.add_noise(clean, noise, timesteps), timesteps, told)
+        return F.mse_loss(predicted.float(), model.training_target(clean, noise, timesteps))
 
     def batch(self) -> NDArray[np.int64]:
         """The rows of this step [B]: every epoch is a new order of all of them."""
@@ -174,6 +187,12 @@ class Trainer:
                 state.setdefault(int(index), {})[moment] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         self.step = step
+
+
+def images_at_once(batch_size: int, activations: int, memory: int) -> int:
+    """How many images of a batch share a pass, of which each keeps so many bytes: all of them, or equal parts."""
+    fitting = max(1, int(MEMORY_SHARE * memory / activations))
+    return math.ceil(batch_size / math.ceil(batch_size / fitting))
 
 
 def warmup_and_cosine(progress: float, warmup: float) -> float:

@@ -22,7 +22,7 @@ from dtrak.models.prompts import Condition
 from dtrak.progress import progress_bar, say
 from dtrak.recipes import Recipe
 from dtrak.sampling import sample
-from dtrak.training import train_in_memory
+from dtrak.training import images_at_once, train_in_memory
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -143,7 +143,8 @@ def threads_per_job(recipe: Recipe, model: DiffusionModel, told: Condition) -> i
     """
     weights = sum(value.nbytes for value in model.network.parameters())
     trained = sum(value.nbytes for value in model.parameters().values())
-    activations = activation_bytes(model, told) * recipe.training.batch_size
+    each, memory = activation_bytes(model, told), total_memory(torch.device("cpu"))
+    activations = each * images_at_once(recipe.training.batch_size, each, memory)
     job_bytes = PROCESS_BYTES + activations + weights + 3 * trained  # gradients and the optimiser's two moments
-    fitting = int(MEMORY_SHARE * total_memory(torch.device("cpu")) / job_bytes)
+    fitting = int(MEMORY_SHARE * memory / job_bytes)
     return max(1, cores() // max(1, min(cores(), fitting)))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from dtrak.benchmark import QUERIES, losses_file
 from dtrak.data import Images
@@ -29,12 +30,13 @@ from dtrak.journeys import SEED
 from dtrak.models import View, save_model
 from dtrak.models.prompts import PROMPT
 from dtrak.objectives import OBJECTIVES
-from dtrak.recipes import Evaluation
+from dtrak.recipes import Evaluation, Recipe
 from dtrak.runs import Run, versions
 from dtrak.timesteps import select_timesteps
 
 GROWING = ("subsets", "seeds")  # there can be more of them later
 AS_FOUND = ("threads", "versions")  # of who began
+ASIDE: Any = {"data": {"subset"}, "evaluation": True}  # fields of a recipe that retrained models do not depend on
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def make_benchmark(
         "timesteps": str(settings.timesteps or total),
         "noises": settings.noises,
         "keep_models": settings.keep_models,
-        "recipe": run.recipe.model_dump(mode="json", exclude={"data": {"subset"}, "evaluation": True}),
+        "recipe": run.recipe.model_dump(mode="json", exclude=ASIDE),
         "fingerprints": {
             "model": model.fingerprint,
             **{name: view.fingerprint for name, view in {"train": train, **views}.items()},
@@ -141,11 +143,12 @@ def _check_same(folder: Path, made_by: dict[str, Any]) -> dict[str, Any]:
         if is_complete and made_by[name] < stored.get(name, 0):
             raise UsageError(f"{name} {made_by[name]}: {folder} has {stored[name]} already; ask for as many, or more")
     fixed = {key: made_by[key] for key in made_by if key not in (*GROWING, *AS_FOUND)}
-    difference = _difference({key: stored.get(key) for key in fixed}, fixed)
+    there = {key: stored.get(key) for key in fixed} | {"recipe": _filled(stored.get("recipe"))}
+    difference = _difference(there, fixed)
     if difference is not None:
-        name, there, wanted = difference
+        name, found, wanted = difference
         raise UsageError(
-            f"{folder} was made with {name} {there}, not {wanted}: ask for the same again, read it as --benchmark "
+            f"{folder} was made with {name} {found}, not {wanted}: ask for the same again, read it as --benchmark "
             f"{folder}, or remove it"
         )
     return {key: stored[key] for key in AS_FOUND if key in stored}
@@ -160,6 +163,14 @@ def _stored(folder: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise UsageError(f"{path} does not say how {folder} was made: {error}") from error
+
+
+def _filled(recipe: Any) -> Any:
+    """A recipe with the defaults of the fields that it does not know yet."""
+    try:
+        return Recipe.model_validate(recipe).model_dump(mode="json", exclude=ASIDE)
+    except ValidationError:
+        return recipe
 
 
 def _difference(there: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:

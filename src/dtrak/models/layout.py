@@ -14,6 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from dtrak.memory import Peak, kept_bytes
 from dtrak.models import ddpm
+from dtrak.models.pipelines import local_configs
 from dtrak.models.stable_diffusion import add_lora
 from dtrak.recipes import DDPMRecipe, LoRA, Model
 
@@ -36,6 +37,10 @@ class Layout:
     activations: int  # bytes that training keeps of one image between the two passes, at most
     working: int  # bytes that a forward pass alone takes for one image, at most
     latents: int = 0  # numbers that an autoencoder makes of an image; none where pixels are denoised
+    prompt: int = 0  # numbers that a text encoder makes of a prompt
+    encoding: int = 0  # bytes that the autoencoder takes to make latents of one image, at most
+    decoding: int = 0  # and to make an image of them
+    is_assumed: bool = False  # Stable Diffusion 1, as the pipeline is out of reach
 
 
 class FusedAttention(TorchFunctionMode):
@@ -53,44 +58,57 @@ def lay_out(model: Model, shape: tuple[int, int, int], source: str) -> Layout:
         if isinstance(model, DDPMRecipe):
             built = ddpm.new(model.unet, model.schedule.model_dump(), shape, source)
             return _measured(built.network, 0, lambda: built.predict(torch.zeros(1, *shape), _timestep()))
-        return _stable_diffusion(Path(model.base), model.lora, shape, source)
+        return _stable_diffusion(local_configs(model.base), model.lora, shape, source)
 
 
-def _stable_diffusion(base: Path, lora: LoRA, shape: tuple[int, int, int], source: str) -> Layout:
-    """With a LoRA beside the U-Net of a pipeline's folder; of Stable Diffusion 1 where the base is no folder."""
-    unet, vae, text_encoder = _unet(base), _vae(base), _text_encoder(base)
+def _stable_diffusion(configs: Path | None, lora: LoRA, shape: tuple[int, int, int], source: str) -> Layout:
+    """With a LoRA beside the U-Net of a pipeline; of Stable Diffusion 1 where its parts are not described."""
+    unet, vae, text_encoder = _unet(configs), _vae(configs), _text_encoder(configs)
     add_lora(unet, lora, source)
     halvings = len(vae.config.block_out_channels) - 1
     latents = torch.zeros(1, unet.config.in_channels, *(side // 2**halvings for side in shape[1:]))
     prompt = torch.zeros(1, PROMPT_LENGTH, unet.config.cross_attention_dim)
     frozen = _count(vae) + _count(text_encoder)
     measured = _measured(unet, frozen, lambda: unet(latents, _timestep(), prompt).sample)
-    return replace(measured, latents=latents.numel())
-
-
-def _unet(base: Path) -> Any:
-    there = (base / "unet" / "config.json").is_file()
-    return UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(base / "unet") if there else UNET)
-
-
-def _vae(base: Path) -> Any:
-    there = (base / "vae" / "config.json").is_file()
-    return AutoencoderKL.from_config(AutoencoderKL.load_config(base / "vae") if there else VAE)
-
-
-def _text_encoder(base: Path) -> Any:
-    there = (base / "text_encoder" / "config.json").is_file()
-    return CLIPTextModel(
-        CLIPTextConfig.from_pretrained(base / "text_encoder") if there else CLIPTextConfig(**TEXT_ENCODER)
+    return replace(
+        measured,
+        latents=latents.numel(),
+        prompt=prompt.numel(),
+        encoding=_peak(lambda: vae.encode(torch.zeros(1, *shape))),
+        decoding=_peak(lambda: vae.decode(latents)),
+        is_assumed=configs is None,
     )
 
 
+def _unet(configs: Path | None) -> Any:
+    kind = UNet2DConditionModel
+    return kind.from_config(UNET if configs is None else kind.load_config(configs / "unet"))
+
+
+def _vae(configs: Path | None) -> Any:
+    return AutoencoderKL.from_config(VAE if configs is None else AutoencoderKL.load_config(configs / "vae"))
+
+
+def _text_encoder(configs: Path | None) -> Any:
+    if configs is None:
+        return CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER))
+    return CLIPTextModel(CLIPTextConfig.from_pretrained(configs / "text_encoder"))
+
+
 def _measured(network: nn.Module, frozen: int, forward: Callable[[], Tensor]) -> Layout:
-    network.train()  # dropout keeps its masks
     trained = sum(value.numel() for value in network.parameters() if value.requires_grad)
-    with torch.no_grad(), Peak() as peak:
+    network.eval()
+    working = _peak(forward)
+    network.train()  # dropout keeps its masks
+    return Layout(trained, frozen + _count(network) - trained, kept_bytes(network, forward), working)
+
+
+def _peak(forward: Callable[[], object]) -> int:
+    """The most bytes that a forward pass takes at once."""
+    peak = Peak()
+    with torch.no_grad(), peak:
         forward()
-    return Layout(trained, frozen + _count(network) - trained, kept_bytes(network, forward), peak.bytes)
+    return peak.bytes
 
 
 def _count(network: nn.Module) -> int:

@@ -52,6 +52,16 @@ def local_folder(source: str) -> Path:
     return folder
 
 
+def local_configs(source: str) -> Path | None:
+    """A folder with what describes a model's parts, its weights aside; None where that is out of reach."""
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        return downloaded(source, ["*/config.json"], "")
+    except UsageError:
+        return None
+
+
 def form_of(folder: Path) -> tuple[str | None, str] | None:
     """In which of the `FORMS` a network's weights lie here; None if there are none."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []

@@ -131,6 +131,7 @@ class Training(Section):
     gradient_clip: Annotated[float, Field(gt=0)] = 1.0
     flip: bool = False  # random horizontal flips
     prompt_dropout: Fraction = 0.0  # of the prompts are left empty, for guidance
+    autocast: bool = False  # forward passes in bfloat16; weights and their gradients stay in float32
     checkpoints: Positive = 4  # evenly spaced and kept
     seed: Seed = 0
 
