@@ -61,7 +61,7 @@ def test_weights_in_every_form(base: Path, form: str, tmp_path: Path) -> None:
     for part, other in (
         (expected.network, found.network),
         (expected.autoencoder.network, found.autoencoder.network),
-        (expected.prompts.encoder, found.prompts.encoder),
+        (expected.prompts.encoder.network, found.prompts.encoder.network),
     ):
         for (name, value), same in zip(part.named_parameters(), other.parameters(), strict=True):
             assert same.dtype == torch.float32, name

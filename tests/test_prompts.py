@@ -44,7 +44,7 @@ def test_some_prompts_are_left_empty_in_training(recipe: Path, paintings: Images
     own = trainer.view.condition(rows)["encoder_hidden_states"]
     prompts = trainer.model.prompts
     assert prompts is not None
-    empty = prompts.embed([""])["encoder_hidden_states"]
+    empty = prompts.encoder([""])["encoder_hidden_states"]
 
     def told(share: float) -> Tensor:
         trainer.settings = trainer.settings.model_copy(update={"prompt_dropout": share})

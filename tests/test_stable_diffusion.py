@@ -21,6 +21,7 @@ from dtrak.featurizing import FeatureSettings, featurize
 from dtrak.gradients import Copies, Features
 from dtrak.memory import Peak
 from dtrak.models import DiffusionModel, load_model, new_model, save_model
+from dtrak.models.text_encoders import ClipText
 from dtrak.noise import gaussian
 from dtrak.projections import make_projection
 from dtrak.recipes import load_recipe
@@ -229,7 +230,7 @@ def test_latents_and_embeddings_are_computed_once(base: Path, paintings: Images,
     assert model.prompts is not None
     model.autoencoder.network.encoder.register_forward_hook(lambda *_: pytest.fail("it was encoded again"))
     words = []
-    model.prompts.encoder.register_forward_hook(lambda *_: words.append(1))
+    model.prompts.encoder.network.register_forward_hook(lambda *_: words.append(1))
     again = model.view(paintings, tmp_path)
     assert len(words) == 1  # for the shape
     assert torch.equal(first.latents[0], again.latents[0])
@@ -265,16 +266,19 @@ def test_fingerprints(base: Path, lora: Path) -> None:
     for part in ("network", "autoencoder", "prompts"):
         model = load_model(str(lora))
         assert model.fingerprint in found
-        network = {"network": model.network, "autoencoder": model.autoencoder, "prompts": model.prompts}[part]
-        network = getattr(network, "encoder", network) if part == "prompts" else getattr(network, "network", network)
+        assert model.autoencoder is not None
+        assert model.prompts is not None
+        encoder = model.prompts.encoder
+        assert isinstance(encoder, ClipText)
+        network = {"network": model.network, "autoencoder": model.autoencoder.network, "prompts": encoder.network}[part]
         with torch.no_grad():
             next(value for name, value in network.named_parameters() if "lora_" not in name).add_(1)
         changed = DiffusionModel(
             model.network,
             model.scheduler,
             model.shape,
-            autoencoder=model.autoencoder and replace(model.autoencoder),
-            prompts=model.prompts and replace(model.prompts),
+            autoencoder=replace(model.autoencoder),
+            prompts=replace(model.prompts, encoder=replace(encoder)),
         )
         assert changed.fingerprint not in found
         found.add(changed.fingerprint)

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dtrak.layers import LAYERS, owners, supported
 from dtrak.models import DiffusionModel
-from dtrak.models.prompts import Condition
+from dtrak.models.text_encoders import Condition
 from dtrak.models.views import moved, repeated
 from dtrak.noise import gaussian
 

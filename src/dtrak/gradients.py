@@ -20,7 +20,7 @@ from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError, UsageError
 from dtrak.memory import activation_bytes, total_memory
 from dtrak.models import DiffusionModel
-from dtrak.models.prompts import Condition
+from dtrak.models.text_encoders import Condition
 from dtrak.models.views import moved, repeated
 from dtrak.noise import gaussian
 from dtrak.objectives import get_objective

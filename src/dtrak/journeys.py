@@ -16,7 +16,7 @@ from torch import Tensor
 from dtrak.data import Images
 from dtrak.errors import UsageError
 from dtrak.models import DiffusionModel
-from dtrak.models.prompts import Condition
+from dtrak.models.text_encoders import Condition
 from dtrak.noise import stable_hash
 from dtrak.sampling import sample
 
@@ -79,7 +79,7 @@ class Journeys:
     def _told(self) -> Condition:
         if self._prompts is None or self.model.prompts is None:
             return {}
-        return {name: value.cpu() for name, value in self.model.prompts.embed(self._prompts).items()}
+        return {name: value.cpu() for name, value in self.model.prompts.encoder(self._prompts).items()}
 
     @cached_property
     def _prompts(self) -> list[str] | None:

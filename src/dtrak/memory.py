@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from dtrak.backward import gradient_of_the_batch
 from dtrak.models import DiffusionModel
-from dtrak.models.prompts import Condition
+from dtrak.models.text_encoders import Condition
 from dtrak.models.views import moved
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")

@@ -16,7 +16,7 @@ from torch import Tensor
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import alone_in, clear_leftovers, replace_folder, write_bytes, write_text
 from dtrak.models import DiffusionModel
-from dtrak.models.prompts import Condition
+from dtrak.models.text_encoders import Condition
 from dtrak.models.views import repeated
 from dtrak.noise import gaussian
 from dtrak.pictures import png
@@ -102,8 +102,8 @@ def _conditions(
     """What the model is told with the prompts, and without, if that is wanted for guidance."""
     if model.prompts is None:
         return {}, None
-    told = model.prompts.embed(prompts)
-    return told, None if guidance in (None, 1.0) else repeated(model.prompts.embed([""]), len(prompts))
+    told = model.prompts.encoder(prompts)
+    return told, None if guidance in (None, 1.0) else repeated(model.prompts.encoder([""]), len(prompts))
 
 
 def to_pixels(pictures: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from dtrak.errors import DtrakError
 from dtrak.files import alone_in, clear_leftovers, write_bytes
 from dtrak.memory import activation_bytes, total_memory
 from dtrak.models import DiffusionModel, View, new_model, save_model
-from dtrak.models.prompts import Condition
+from dtrak.models.text_encoders import Condition
 from dtrak.models.views import moved
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
@@ -161,7 +161,7 @@ class Trainer:
     @cached_property
     def untold(self) -> Condition:
         """What the model is told by an empty prompt, each [1, …]."""
-        return {} if self.model.prompts is None else self.model.prompts.embed([""])
+        return {} if self.model.prompts is None else self.model.prompts.encoder([""])
 
     def save(self, path: Path) -> None:
         """Write weights, the optimiser's moments and the step, as one safetensors file."""

@@ -18,7 +18,7 @@ from dtrak.engines import Engine, cores
 from dtrak.evaluation.outputs import model_outputs
 from dtrak.memory import activation_bytes, total_memory
 from dtrak.models import DiffusionModel, View, new_model
-from dtrak.models.prompts import Condition
+from dtrak.models.text_encoders import Condition
 from dtrak.progress import progress_bar, say
 from dtrak.recipes import Recipe
 from dtrak.sampling import sample

@@ -11,7 +11,7 @@ from torch import Tensor
 from dtrak.data import Images
 from dtrak.features import FeatureStore, Manifest, fill
 from dtrak.models.autoencoder import Autoencoder, at_once
-from dtrak.models.prompts import AT_ONCE, Condition, Prompts
+from dtrak.models.text_encoders import AT_ONCE, Condition, TextEncoder
 from dtrak.noise import stable_hash
 from dtrak.progress import progress_bar
 
@@ -30,16 +30,16 @@ def latents_of(autoencoder: Autoencoder, images: Images, mirrored: bool, folder:
     return computed_once(what, made_from, (len(images), *shape), encode, at_once(height, width), folder)
 
 
-def embeddings_of(prompts: Prompts, texts: Sequence[str], folder: Path | None) -> Condition:
+def embeddings_of(encoder: TextEncoder, texts: Sequence[str], folder: Path | None) -> Condition:
     """What a model is told with each of the texts, each [P, …]."""
-    made_from = (prompts.fingerprint, f"{stable_hash(repr(list(texts))):016x}")
+    made_from = (encoder.fingerprint, f"{stable_hash(repr(list(texts))):016x}")
 
     def embed(name: str, rows: range) -> Tensor:
-        return prompts.embed([texts[row] for row in rows])[name]
+        return encoder([texts[row] for row in rows])[name]
 
     return {
         name: computed_once(name, made_from, (len(texts), *value.shape[1:]), partial(embed, name), AT_ONCE, folder)
-        for name, value in prompts.embed(texts[:1]).items()
+        for name, value in encoder(texts[:1]).items()
     }
 
 

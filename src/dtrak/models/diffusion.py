@@ -20,7 +20,8 @@ from dtrak.models.autoencoder import Autoencoder
 from dtrak.models.computed_once import embeddings_of, latents_of
 from dtrak.models.fingerprints import digest_of
 from dtrak.models.process import Process, Solver, process_of
-from dtrak.models.prompts import Condition, Prompts
+from dtrak.models.prompts import Prompts
+from dtrak.models.text_encoders import Condition
 from dtrak.models.views import View
 
 LORA = "lora_"  # in the names of its parameters
@@ -85,7 +86,7 @@ class DiffusionModel:
             return View(images, latents)
         texts = self.prompts.of(images)
         different, which = np.unique(np.array(texts), return_inverse=True)
-        return View(images, latents, texts, embeddings_of(self.prompts, different.tolist(), folder), which)
+        return View(images, latents, texts, embeddings_of(self.prompts.encoder, different.tolist(), folder), which)
 
     def denoiser(self) -> "DiffusionModel":
         """The model without what only makes views of images: all that gradients need."""
@@ -168,7 +169,10 @@ class DiffusionModel:
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with any weight, layer or setting of the model and its process."""
         parts = [repr(self.shape).encode(), self.process.described()]
-        parts += [part.fingerprint.encode() for part in (self.autoencoder, self.prompts) if part is not None]
+        if self.autoencoder is not None:
+            parts.append(self.autoencoder.fingerprint.encode())
+        if self.prompts is not None:
+            parts.append(self.prompts.encoder.fingerprint.encode())
         return digest_of(self.network, *parts)
 
     def fitted_to(self, shape: tuple[int, int, int]) -> "DiffusionModel":

@@ -1,36 +1,26 @@
-"""What a model is told about a picture: a prompt, and the numbers that a text encoder makes of it.
+"""What a model is told about a picture: its prompt.
 
 The prompt of an image is the one it has in its column `prompt`; else the model's template filled in from its columns,
 "a {label} painting"; else its caption; else none, the empty one.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from string import Formatter
-from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from dtrak.data import Images
 from dtrak.errors import UsageError
-from dtrak.models.fingerprints import digest_of
+from dtrak.models.text_encoders import TextEncoder
 from dtrak.progress import say
 
 PROMPT = "prompt"  # the column of images that come with one
 CAPTIONS = ("caption", "text")  # columns that describe an image in words
 ALIASES = {"class": "label"}
 CLASSES = {"label"}  # named after folders, which have no blanks: ukiyo_e
-AT_ONCE = 64
-
-Condition = Mapping[str, Tensor]  # what a network takes beside x_t and t, by the names it has for it, each [B, …]
 
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    tokenizer: Any
-    encoder: nn.Module  # transformers' CLIPTextModel
+    encoder: TextEncoder
     template: str | None = None
 
     def of(self, images: Images) -> list[str]:
@@ -45,34 +35,6 @@ class Prompts:
             which = "all images" if len(missing) == len(images) else ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
             say(f"No prompt for {which} of {images.source}: the empty one is taken")
         return found
-
-    @torch.no_grad()
-    def embed(self, texts: Sequence[str]) -> Condition:
-        """{"encoder_hidden_states": [B, tokens, width]}."""
-        length = self.tokenizer.model_max_length
-        parts = []
-        for start in range(0, len(texts), AT_ONCE):
-            tokens = self.tokenizer(
-                list(texts[start : start + AT_ONCE]),
-                padding="max_length",
-                max_length=length,
-                truncation=True,
-                return_tensors="pt",
-            )
-            device = next(self.encoder.parameters()).device
-            parts.append(self.encoder(tokens.input_ids.to(device))[0])
-        return {"encoder_hidden_states": torch.cat(parts)}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        words = self.tokenizer
-        parts = [
-            sorted(words.get_vocab().items()),
-            words.special_tokens_map,
-            words.model_max_length,
-            words.padding_side,
-        ]
-        return digest_of(self.encoder, repr(parts).encode())
 
 
 def prompts_of(images: Images, template: str | None) -> list[str]:

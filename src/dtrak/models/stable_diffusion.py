@@ -33,6 +33,7 @@ from dtrak.models.pipelines import (
     whole_weights,
 )
 from dtrak.models.prompts import Prompts
+from dtrak.models.text_encoders import ClipText
 from dtrak.recipes import LoRA
 
 logging.disable_progress_bar()  # they load in less time than a bar takes to draw
@@ -109,7 +110,7 @@ def load(folder: Path, source: str, lora: str | None = None, template: str | Non
         (unet.config.in_channels, height, width),
         source if lora is None else lora,
         Autoencoder(vae),
-        Prompts(tokenizer, encoder, template),
+        Prompts(ClipText(tokenizer, encoder), template),
         source if lora is not None else None,
     )
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak.data import Images
-from dtrak.models.prompts import Condition
+from dtrak.models.text_encoders import Condition
 from dtrak.noise import stable_hash
 
 Rows = Sequence[int] | NDArray[Any]

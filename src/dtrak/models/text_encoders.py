@@ -1,0 +1,65 @@
+"""From prompts to what a network is told. Stable Diffusion 1 and 2 have one CLIP; others have several encoders."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dtrak.models.fingerprints import digest_of
+
+AT_ONCE = 64
+
+Condition = Mapping[str, Tensor]  # what a network takes beside x_t and t, by the names it has for it, each [B, …]
+
+
+class TextEncoder(Protocol):
+    """As many encoders as a model has, behind one call."""
+
+    def __call__(self, texts: Sequence[str], /) -> Condition:
+        """What the network is told with each of B texts, each [B, …]; no gradients."""
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that change with whatever changes the answers."""
+
+    def to(self, device: str | torch.device, /) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class ClipText:
+    """The last hidden states of a CLIP, {"encoder_hidden_states": [B, tokens, width]}."""
+
+    tokenizer: Any  # transformers' CLIPTokenizer
+    network: nn.Module  # and its CLIPTextModel
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str]) -> Condition:
+        parts = []
+        for start in range(0, len(texts), AT_ONCE):
+            tokens = self.tokenizer(
+                list(texts[start : start + AT_ONCE]),
+                padding="max_length",
+                max_length=self.tokenizer.model_max_length,
+                truncation=True,
+                return_tensors="pt",
+            )
+            device = next(self.network.parameters()).device
+            parts.append(self.network(tokens.input_ids.to(device))[0])
+        return {"encoder_hidden_states": torch.cat(parts)}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        words = self.tokenizer
+        parts = [
+            sorted(words.get_vocab().items()),
+            words.special_tokens_map,
+            words.model_max_length,
+            words.padding_side,
+        ]
+        return digest_of(self.network, repr(parts).encode())
+
+    def to(self, device: str | torch.device) -> None:
+        self.network.to(device)
