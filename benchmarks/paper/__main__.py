@@ -3,7 +3,7 @@
     python benchmarks/paper digits=RUN/benchmark --run digits=RUN --folder runs/paper --out docs/results
     python benchmarks/paper cifar2=FOLDER --only constructions,noise
 
-Writes OUT/NAME.md and OUT/NAME-cost.png for each benchmark NAME. Everything measured is kept in the folder: kill it and
+Writes OUT/NAME.md and OUT/NAME-*.png for each benchmark NAME. Everything measured is kept in the folder: kill it and
 run it again, and only what is missing is computed. LDS is with the best damping in hindsight, as in the paper, unless
 a table says otherwise; ± is the standard deviation of a bootstrap over the retrained models.
 """
@@ -15,16 +15,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from cost_figure import cost_figure
+from figures import draw
 from findings import FINDINGS
-from own import OWN, costs
+from own import OWN
 from study import Study
 
 from dtrak.benchmark import Benchmark
 from dtrak.evaluation.lds import ceiling
 from dtrak.evaluation.tables import Table
 from dtrak.files import write_text
-from dtrak.report.figures import save_figure
 
 EVERY = {**FINDINGS, **OWN}
 
@@ -40,7 +39,7 @@ def main() -> None:
             print(f"{study.name}: {name}, {time.monotonic() - started:.0f} s", file=sys.stderr)
             write_text(args.out / f"{study.name}.md", "\n".join(parts))
         if args.only == list(EVERY):
-            save_figure(cost_figure(dict(costs(study))), args.out / f"{study.name}-cost.png")
+            draw(study, args.out)
 
 
 def heading(study: Study) -> str:

@@ -3,6 +3,7 @@
 A finding is a function from a study to tables; `FINDINGS` names them in the order of the paper.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,8 @@ FREE = (
     "random,raw-pixel-dot,raw-pixel-cosine,clip-dot,clip-cosine,gradient-dot,gradient-cosine,tracin,gas,"
     "relative-if,renormalized-if,trak,d-trak"
 )
-ETAS = [f"{eta / 10:g}" for eta in range(11)]
+ETAS = [eta / 10 for eta in range(11)]
+NOISES = {"shared": "shared noise", "per-image": "own noise"}
 KERNELS = "trak,d-trak"
 
 
@@ -44,14 +46,18 @@ def many_timesteps(study: Study) -> Tables:
 
 
 def interpolation(study: Study) -> Tables:
-    """From the noise's part of L_Simple to L_Square: η = ½ is TRAK, η = 1 D-TRAK."""
-    names = [f"interpolated({eta})" for eta in ETAS]
-    study.fill(names, timesteps=10)
-    rows: list[list[Entry]] = [
-        [float(eta), *(_of_objective(study, name, kind, timesteps=10).cell for kind in study.query_kinds)]
-        for eta, name in zip(ETAS, names, strict=True)
-    ]
-    yield Table(["η", *study.query_kinds], rows, "Interpolation, K = 10")
+    """From the noise's part of L_Simple to L_Square: η = ½ is TRAK, η = 1 D-TRAK; with shared noise, and without."""
+    columns = [(kind, noise) for kind in study.query_kinds for noise in NOISES]
+    found = {column: interpolated(study, *column) for column in columns}
+    rows: list[list[Entry]] = [[eta, *(found[column][eta].cell for column in columns)] for eta in ETAS]
+    yield Table(["η", *(f"{kind}, {NOISES[noise]}" for kind, noise in columns)], rows, "Interpolation, K = 10")
+
+
+def interpolated(study: Study, kind: str, noise: str) -> dict[float, LDS]:
+    """By η."""
+    names = {eta: f"interpolated({eta:g})" for eta in ETAS}
+    study.fill(list(names.values()), timesteps=10, noise=noise)
+    return {eta: _of_objective(study, name, kind, timesteps=10, noise=noise) for eta, name in names.items()}
 
 
 def methods(study: Study) -> Tables:
@@ -108,6 +114,26 @@ def ablations(study: Study) -> Tables:
         yield _ablation(study, "checkpoint", {path.name: {"model": path} for path in found})
 
 
+def counterfactuals(study: Study) -> Tables:
+    """What `dtrak evaluate counterfactual RUN` has found, for finished pictures and on the way to them."""
+    folder = None if study.run is None else study.run / "counterfactual"
+    for path in sorted(folder.rglob("counterfactual.json")) if folder else []:
+        content = json.loads(path.read_text())
+        step, pictures, removed = content["step"], len(content["queries"]), content["removed"]
+        where = "the finished picture" if step is None else f"step {step}"
+        rows: list[list[Entry]] = [
+            [name, *(_quartiles(one[distance]) for distance in ("l2", "cosine"))]
+            for name, one in content["methods"].items()
+        ]
+        caption = f"Counterfactuals: {where}, {pictures} pictures, {removed} images removed; median (quartiles)"
+        yield Table(["method", "ℓ2", "cosine"], rows, caption)
+
+
+def _quartiles(summary: dict[str, Any]) -> str:
+    low, high = summary["quartiles"]
+    return f"{summary['median']:.3g} ({low:.3g} to {high:.3g})"
+
+
 def _ablation(study: Study, what: str, choices: dict[str, dict[str, Any]]) -> Table:
     rows: list[list[Entry]] = []
     for name, settings in choices.items():
@@ -133,4 +159,5 @@ FINDINGS: dict[str, Callable[[Study], Tables]] = {
     "retraining": retraining,
     "outputs": outputs,
     "ablations": ablations,
+    "counterfactuals": counterfactuals,
 }

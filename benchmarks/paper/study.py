@@ -1,8 +1,10 @@
 """A benchmark under study: what was measured of it is kept, so that a killed night goes on where it stopped."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +54,7 @@ class Study:
     def measure(self, methods: str, model: Path | None = None, **settings: Any) -> dict[str, LDS]:
         """The LDS of each method, by `compare`; the paper takes the best damping in hindsight, and so does this."""
         settings = {"damping": "best", "encoder": ENCODER, **settings}
-        key = f"{stable_hash(repr((methods, str(model), sorted(settings.items())))):016x}"
-        path = self.folder / "measured" / f"{key}.json"
+        path = self._kept(methods, str(model), sorted(settings.items()))
         if not path.exists():
             cache = self.features(model, **settings)
             found = compare(self.benchmark, split_methods(methods), cache, model=model, device="cpu", **settings)
@@ -75,8 +76,7 @@ class Study:
 
     def mixed(self, objectives: Sequence[str], queries: str, **settings: Any) -> LDS:
         """The LDS of the mean of several objectives' scores, each standardised for each query, with damping auto."""
-        key = f"{stable_hash(repr((list(objectives), queries, sorted(settings.items())))):016x}"
-        path = self.folder / "measured" / f"mixed-{key}.json"
+        path = self._kept("mixed", list(objectives), queries, sorted(settings.items()))
         if not path.exists():
             total = sum(self._standardised(objective, queries, **settings) for objective in objectives)
             found = evaluate_lds(np.asarray(total), self.benchmark.masks, self.benchmark.losses(queries))
@@ -97,6 +97,14 @@ class Study:
         )
         values = evidence.scores(evidence.methods[0], Damping.parse("auto"))
         return (values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True)
+
+    def _kept(self, *question: object) -> Path:
+        """Where the answer to a question about this benchmark lies, with as many retrained models as it now has."""
+        return self.folder / "measured" / f"{stable_hash(repr((self._retrained, question))):016x}.json"
+
+    @cached_property
+    def _retrained(self) -> str:
+        return hashlib.sha256(self.benchmark.losses("validation").tobytes()).hexdigest()
 
     def features(self, model: Path | None, **settings: Any) -> Path:
         """A folder for every way to make features."""
