@@ -27,7 +27,7 @@ ARTBENCH10 = [*ARTBENCH5, "art_nouveau", "expressionism", "impressionism", "real
 
 
 def test_the_recipes_that_come_with_the_package_are_valid() -> None:
-    assert recipe_names() == [*sorted(PAPER), "cifar2-small", "digits", "digits-benchmark"]
+    assert recipe_names() == [*sorted(PAPER), "cifar2-small", "digits"]
     for name in recipe_names():
         assert load_recipe(name).name == name
 
@@ -138,7 +138,7 @@ def test_the_defaults_of_training_are_the_papers(recipe: MakeRecipe) -> None:
     training = load_recipe("cifar2-small").training
     assert (training.betas, training.weight_decay, training.warmup) == ((0.95, 0.999), 1e-6, 0.1)
     assert (training.batch_size, training.flip, training.checkpoints) == (128, True, 4)
-    for name in ("cifar2-small", "digits", "digits-benchmark"):
+    for name in ("cifar2-small", "digits"):
         model = load_recipe(name).model
         assert isinstance(model, DDPMRecipe)
         assert model.unet["dropout"] == 0.1
