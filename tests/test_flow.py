@@ -1,6 +1,5 @@
 """Flow matching: the process in closed form, and a small transformer of Stable Diffusion 3's kind from end to end."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,6 @@ from dtrak import DiffusionModel, attribute
 from dtrak.data import load_images
 from dtrak.featurizing import FeatureSettings, featurize
 from dtrak.models.process import Flow
-from dtrak.models.prompts import Prompts
-from dtrak.models.text_encoders import Condition
 from dtrak.noise import gaussian
 from dtrak.recipes import Training
 from dtrak.sampling import sample
@@ -154,56 +151,3 @@ def test_timesteps_of_the_solver_are_those_of_the_training() -> None:
     assert model.solver(5).timesteps.tolist() == [999, 749, 500, 250, 0]
     with pytest.raises(Exception, match="takes from 1 to 1000"):
         model.solver(1001)
-
-
-class Prompted(nn.Module):
-    """Stable Diffusion 3's transformer, by the names that it has for what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.transformer = small_transformer()
-
-    def forward(self, x: Tensor, t: Tensor, words: Tensor, pooled: Tensor) -> Tensor:
-        answer: Tensor = self.transformer(x, words, pooled, t).sample
-        return answer
-
-
-class LettersAndLength:
-    """Two encoders side by side: one vector for each of three letters, and one for the whole."""
-
-    fingerprint = "0" * 16
-
-    def __call__(self, texts: Sequence[str]) -> Condition:
-        letters = [[gaussian((16,), letter) for letter in text.ljust(3)[:3]] for text in texts]
-        return {
-            "words": torch.stack([torch.stack(one) for one in letters]),
-            "pooled": torch.stack([gaussian((16,), len(text)) for text in texts]),
-        }
-
-    def to(self, device: str | torch.device) -> None: ...
-
-
-def test_a_flow_is_told_prompts_by_several_encoders(tmp_path: Path) -> None:
-    """Its features are gradients given the prompt, guidance tells its pictures apart, and training knows both."""
-    torch.manual_seed(0)
-    encoder = LettersAndLength()
-    model = DiffusionModel(
-        Prompted(), FlowMatchEulerDiscreteScheduler(shift=3.0), SHAPE, prompts=Prompts(encoder, "{label}")
-    )
-    images = load_images("digits:train").select(range(20))
-    trainer = Trainer(model, images, Training(epochs=10, batch_size=10, learning_rate=3e-3, prompt_dropout=0.1))
-    while trainer.step < trainer.steps:
-        trainer.take_step()
-    settings = FeatureSettings(timesteps="300,800", projection="identity")
-    found = torch.from_numpy(featurize(model, images, ["simple"], settings, tmp_path, "train")["simple"].numpy()[4])
-    told, clean, loss = encoder([str(images.columns["label"][4])]), images.tensor([4]), torch.zeros(())
-    for t in (300, 800):
-        noise, sigma = gaussian(SHAPE, 0, t, 0)[None], model.scheduler.sigmas[999 - t]
-        v = model.network((1 - sigma) * clean + sigma * noise, 1000 * sigma.view(1), **told)
-        loss = loss + (v - (noise - clean)).square().mean() / 2
-    gradients = torch.autograd.grad(loss, list(model.network.parameters()), materialize_grads=True)
-    expected = torch.cat([one.flatten() for one in gradients])
-    assert float((found - expected).norm() / expected.norm()) < 1e-4
-    pictures = [sample(model, [0], 5, prompts=[one], guidance=3.0).pictures for one in ("1", "2", "1")]
-    assert torch.equal(pictures[0], pictures[2])
-    assert not torch.allclose(pictures[0], pictures[1], atol=1e-3)

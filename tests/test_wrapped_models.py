@@ -1,0 +1,109 @@
+"""Models that are told more than Stable Diffusion is, wrapped: a transformer of SD3's kind and a U-Net of SDXL's."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler, UNet2DConditionModel
+from torch import Tensor, nn
+
+from dtrak import DiffusionModel
+from dtrak.data import load_images
+from dtrak.featurizing import FeatureSettings, featurize
+from dtrak.models.prompts import Prompts
+from dtrak.models.text_encoders import Condition
+from dtrak.noise import gaussian
+from dtrak.recipes import Training
+from dtrak.sampling import sample
+from dtrak.training import Trainer
+from test_flow import SHAPE, small_transformer
+
+
+class SD3(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = small_transformer()
+
+    def forward(self, x: Tensor, t: Tensor, words: Tensor, pooled: Tensor) -> Tensor:
+        answer: Tensor = self.transformer(x, words, pooled, t).sample
+        return answer
+
+
+class SDXL(nn.Module):
+    """It is also told the size and the crop of its pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unet = UNet2DConditionModel(
+            sample_size=8,
+            in_channels=1,
+            out_channels=1,
+            block_out_channels=(8, 16),
+            layers_per_block=1,
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            norm_num_groups=4,
+            cross_attention_dim=16,
+            attention_head_dim=2,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=4,
+            projection_class_embeddings_input_dim=16 + 6 * 4,
+        )
+
+    def forward(self, x: Tensor, t: Tensor, words: Tensor, pooled: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        sizes = torch.tensor([height, width, 0, 0, height, width], device=x.device).expand(len(x), 6)
+        answer: Tensor = self.unet(x, t, words, added_cond_kwargs={"text_embeds": pooled, "time_ids": sizes}).sample
+        return answer
+
+
+class LettersAndLength:
+    """Two text encoders side by side: one vector for each of three letters, and one for the whole."""
+
+    fingerprint = "0" * 16
+
+    def __call__(self, texts: Sequence[str]) -> Condition:
+        letters = [[gaussian((16,), letter) for letter in text.ljust(3)[:3]] for text in texts]
+        return {
+            "words": torch.stack([torch.stack(one) for one in letters]),
+            "pooled": torch.stack([gaussian((16,), len(text)) for text in texts]),
+        }
+
+    def to(self, device: str | torch.device) -> None: ...
+
+
+def wrapped(kind: str) -> DiffusionModel:
+    torch.manual_seed(0)
+    flow = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    network, scheduler = (SD3(), flow) if kind == "SD3" else (SDXL(), DDPMScheduler())
+    return DiffusionModel(network, scheduler, SHAPE, prompts=Prompts(LettersAndLength(), "{label}"))
+
+
+def training_loss(model: DiffusionModel, clean: Tensor, noise: Tensor, t: int, told: Condition) -> Tensor:
+    """As diffusers' own schedulers and the network give it."""
+    if isinstance(model.scheduler, FlowMatchEulerDiscreteScheduler):
+        sigma = model.scheduler.sigmas[999 - t]
+        answer = model.network((1 - sigma) * clean + sigma * noise, 1000 * sigma.view(1), **told)
+        return (answer - (noise - clean)).square().mean()
+    noisy = model.scheduler.add_noise(clean, noise, torch.tensor([t]))
+    return (model.network(noisy, torch.tensor([t]), **told) - noise).square().mean()
+
+
+@pytest.mark.parametrize("kind", ["SD3", "SDXL"])
+def test_prompts_go_through_several_encoders(kind: str, tmp_path: Path) -> None:
+    """Features are gradients given the prompt, guidance tells pictures apart, and training knows both."""
+    model, images = wrapped(kind), load_images("digits:train").select(range(20))
+    trainer = Trainer(model, images, Training(epochs=5, batch_size=10, learning_rate=3e-3, prompt_dropout=0.1))
+    while trainer.step < trainer.steps:
+        trainer.take_step()
+    settings = FeatureSettings(timesteps="300,800", projection="identity")
+    found = torch.from_numpy(featurize(model, images, ["simple"], settings, tmp_path, "train")["simple"].numpy()[4])
+    told, clean = LettersAndLength()([str(images.columns["label"][4])]), images.tensor([4])
+    losses = [training_loss(model, clean, gaussian(SHAPE, 0, t, 0)[None], t, told) for t in (300, 800)]
+    gradients = torch.autograd.grad(sum(losses) / 2, list(model.network.parameters()), materialize_grads=True)
+    expected = torch.cat([one.flatten() for one in gradients])
+    assert float((found - expected).norm() / expected.norm()) < 1e-4
+    pictures = [sample(model, [0], 5, prompts=[one], guidance=3.0).pictures for one in ("1", "2", "1")]
+    assert torch.equal(pictures[0], pictures[2])
+    assert not torch.allclose(pictures[0], pictures[1], atol=1e-3)
