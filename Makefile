@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check slow clean
+.PHONY: demo test check slow results clean
 
 demo: .venv/installed
 	$(BIN)/dtrak demo
@@ -17,6 +17,22 @@ check: .venv/installed-dev
 
 slow: .venv/installed-dev
 	$(BIN)/pytest -m slow
+
+# The paper's findings, in a night on two cores; kill it at any moment and call it again.
+# CIFAR2=FOLDER adds a benchmark of CIFAR-2 to that of the digits.
+results: .venv/installed-dev
+	$(BIN)/dtrak train digits --out runs/digits
+	$(BIN)/dtrak generate runs/digits --count 100
+	$(BIN)/dtrak evaluate lds runs/digits --subsets 64 --seeds 3 --output-timesteps 100 --output-noises 1 \
+		--keep-models --method random
+	$(BIN)/dtrak evaluate counterfactual runs/digits --count 12 --method random,trak,d-trak \
+		--encoder efficientnet-lite0
+	$(BIN)/dtrak evaluate counterfactual runs/digits --count 12 --method random,d-trak,journey-trak --step 400,300 \
+		--encoder efficientnet-lite0
+	$(BIN)/python benchmarks/paper digits=runs/digits/benchmark $(if $(CIFAR2),cifar2-16px=$(CIFAR2)) \
+		--run digits=runs/digits
+	mkdir -p benchmarks/digits
+	cd runs/digits/benchmark && cp -r benchmark.json model outputs *.npy *.npz ../../../benchmarks/digits
 
 clean:
 	rm -rf .venv
