@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import DDPMPipeline, DDPMScheduler, StableDiffusionPipeline, UNet2DModel
+from huggingface_hub import snapshot_download
+from safetensors.torch import load_file
 
 from dtrak.errors import UsageError
 from dtrak.models import load_model, new_model, save_model
@@ -145,3 +147,46 @@ def test_a_lora_from_the_hub(base: Path, tmp_path: Path, monkeypatch: pytest.Mon
             load_model("someone/else")
     for name, value in load_model(str(base), lora=str(lora)).parameters().items():
         assert torch.equal(value, model.parameters()[name])
+
+
+def test_what_the_cache_has_is_completed(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves that another program has fetched do not stand for the whole, nor does the first of several files."""
+    whole = saved_as(base, tmp_path / "hub" / "someone" / "tiny", "safetensors", "fp16.safetensors")
+    with hub_of(tmp_path / "hub", tmp_path / "cache", monkeypatch):
+        snapshot_download("someone/tiny", allow_patterns=["*.fp16.safetensors"])
+        assert load_model("someone/tiny").fingerprint == load_model(str(whole)).fingerprint
+    several = tmp_path / "hub" / "someone" / "large"
+    pipeline = StableDiffusionPipeline.from_pretrained(base)
+    pipeline.save_pretrained(several)
+    (several / "unet" / "diffusion_pytorch_model.safetensors").unlink()
+    pipeline.unet.save_pretrained(several / "unet", max_shard_size="300KB")
+    first, *others = sorted(path.name for path in (several / "unet").glob("*-of-*.safetensors"))
+    assert others
+    with hub_of(tmp_path / "hub", tmp_path / "cache", monkeypatch):
+        snapshot_download("someone/large", allow_patterns=[f"unet/{first}"])
+        assert load_model("someone/large").fingerprint == load_model(str(whole)).fingerprint
+
+
+def test_pipelines_of_other_kinds_are_refused_before_they_are_fetched(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copytree(base, tmp_path / "hub" / "someone" / "xl"))
+    shutil.copytree(other / "text_encoder", other / "text_encoder_2")
+    with hub_of(tmp_path / "hub", tmp_path / "cache", monkeypatch) as files:
+        with pytest.raises(UsageError, match="someone/xl: only pipelines with one CLIP text encoder"):
+            load_model("someone/xl")
+        assert not weights_among(files)
+
+
+def test_pickled_loras(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As diffusers and peft have saved them before there were safetensors; from a folder, a file and the hub."""
+    lora = save_lora(tmp_path / "lora", base)
+    expected = load_model(str(base), lora=str(lora)).fingerprint
+    weights = load_file(lora / "pytorch_lora_weights.safetensors")
+    pickled = tmp_path / "hub" / "someone" / "pickled"
+    pickled.mkdir(parents=True)
+    torch.save(weights, pickled / "pytorch_lora_weights.bin")
+    for place in (pickled, pickled / "pytorch_lora_weights.bin"):
+        assert load_model(str(base), lora=str(place)).fingerprint == expected
+    with hub_of(tmp_path / "hub", tmp_path / "cache", monkeypatch):
+        assert load_model(str(base), lora="someone/pickled").fingerprint == expected

@@ -1,5 +1,6 @@
 """The dry run: what it foretells is what a run takes, counted on real runs, and it needs no data and leaves nothing."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from dtrak.data import load_images
 from dtrak.errors import UsageError
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.evaluation.tables import Cell, Table
-from dtrak.memory import Peak, kept_bytes
+from dtrak.memory import MEMORY_SHARE, Peak, kept_bytes
 from dtrak.models import new_model
 from dtrak.models.layout import lay_out
 from dtrak.pipeline import attribute_run
@@ -25,7 +26,8 @@ from dtrak.recipes import Recipe, load_recipe
 from dtrak.runs import Run
 from dtrak.sampling import generate, sample
 from dtrak.training import Trainer, train, train_in_memory
-from tiny_stable_diffusion import SIDE, save_pipeline
+from hub import hub_of
+from tiny_stable_diffusion import SIDE, save_paintings, save_pipeline
 
 MakeRecipe = Callable[..., Path]
 
@@ -33,7 +35,7 @@ MakeRecipe = Callable[..., Path]
 def steps_of(recipe: Recipe, train_images: int, validation: int, shape: tuple[int, int, int]) -> dict[str, Step]:
     settings = RetrainingSettings.going_on(Path("nowhere"), recipe.evaluation, {})
     layout = lay_out(recipe.model, shape, recipe.name)
-    made = Plan(recipe, train_images, validation, shape, layout, 8 << 30, settings)
+    made = Plan(recipe, train_images, validation, shape, layout, torch.device("cpu"), 8 << 30, settings)
     return {one.name: one for one in made.steps()}
 
 
@@ -164,6 +166,55 @@ def test_the_sizes_of_a_stable_diffusion_come_from_its_folder(tmp_path: Path) ->
         lay_out(wrong.model, shape, "tiny")
 
 
+@pytest.mark.parametrize("images", [1, 3, 7])
+def test_as_many_images_share_a_pass_as_was_foretold(
+    images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a LoRA's dropout, whose masks are kept as well."""
+    base, shape = save_pipeline(tmp_path / "pipeline"), (3, SIDE, SIDE)
+    changes = {"model": {"base": str(base), "lora": {"rank": 2, "dropout": 0.5}}, "training": {"batch_size": 7}}
+    recipe = load_recipe("artbench2", "small", changes)
+    layout = lay_out(recipe.model, shape, "tiny")
+    memory = int((images + 0.5) * layout.activations / MEMORY_SHARE)
+    monkeypatch.setattr("dtrak.training.total_memory", lambda device: memory)
+    settings = RetrainingSettings.going_on(tmp_path, recipe.evaluation, {})
+    made = Plan(recipe, 50, 10, shape, layout, torch.device("cpu"), memory, settings)
+    paintings = load_images(str(save_paintings(tmp_path / "paintings", 7)))
+    trainer = Trainer(new_model(recipe.model, shape, "tiny"), paintings, recipe.training)
+    assert trainer.at_once == made.at_once == {1: 1, 3: 3, 7: 7}[images]
+
+
+def test_a_pipeline_of_the_hub_is_looked_up_without_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = save_pipeline(tmp_path / "tiny")
+    shutil.copytree(base, tmp_path / "hub" / "someone" / "tiny")
+    paintings = str(save_paintings(tmp_path / "paintings", 6))
+    data = {"train": paintings, "select": None, "validation": paintings, "select_validation": None}
+    recipe = load_recipe("artbench2", "small", {"model": {"base": "someone/tiny", "prompt": "{caption}"}, "data": data})
+    with hub_of(tmp_path / "hub", tmp_path / "cache", monkeypatch) as files:
+        table = plan(recipe, tmp_path / "run")
+    assert {Path(file).name for file in files} == {"config.json"}
+    assert "someone/tiny will be downloaded, unless it was before" in table.notes
+    own = load_recipe("artbench2", "small", {"model": {"base": str(base)}})
+    layout = lay_out(own.model, (3, 64, 64), "tiny")
+    assert table.notes[0].startswith(f"{layout.trained:,} parameters")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda base: shutil.rmtree(base / "unet"), r"is not a diffusers model: it has no unet/config\.json"),
+        (lambda base: (base / "text_encoder_2").mkdir(), "only pipelines with one CLIP text encoder"),
+    ],
+)
+def test_a_dry_run_says_what_is_wrong_with_a_base(change: Callable[[Path], None], says: str, tmp_path: Path) -> None:
+    base = save_pipeline(tmp_path / "pipeline")
+    change(base)
+    with pytest.raises(UsageError, match=says):
+        lay_out(load_recipe("artbench2", "small", {"model": {"base": str(base)}}).model, (3, 64, 64), "tiny")
+
+
 def cell(table: Table, step: str, head: str) -> str:
     row = next(row for row in table.rows if row[0] == step)
     entry = row[list(table.heads).index(head)]
@@ -172,10 +223,9 @@ def cell(table: Table, step: str, head: str) -> str:
 
 def test_the_papers_settings_are_foretold_without_their_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("dtrak.planning.total_memory", lambda device: 24 << 30)
     table = plan(load_recipe("artbench2"), Path("runs/artbench2"))
-    assert cell(table, "train", "what") == "5,000 images × 100 epochs: 7,900 steps of 64, 22 at once"
+    assert cell(table, "train", "what") == "5,000 images × 100 epochs: 7,900 steps of 64, 11 at once"
     assert cell(table, "generate", "forward passes") == f"{1000 * 50 * 2:,}", "guided"
     assert cell(table, "features", "disk") == "1.4 GB"
     encoded = "5,000 images and their mirror images, by the autoencoder; 3 prompts at most"

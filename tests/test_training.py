@@ -16,11 +16,12 @@ from commands import dtrak, dtrak_started
 from dtrak.data import load_images
 from dtrak.errors import DtrakError
 from dtrak.files import alone_in
+from dtrak.memory import MEMORY_SHARE
 from dtrak.models import load_model
 from dtrak.noise import stream
 from dtrak.recipes import Training, load_recipe
 from dtrak.runs import Run
-from dtrak.training import MEMORY_SHARE, Trainer, warmup_and_cosine
+from dtrak.training import Trainer, warmup_and_cosine
 
 MakeRecipe = Callable[..., Path]
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
@@ -81,7 +82,7 @@ def test_a_batch_that_does_not_fit_goes_through_in_parts(
 ) -> None:
     """The step is that of the whole batch."""
     whole = make_trainer(gradient_clip=1e9)
-    memory = (fitting + 0.5) * whole.activation_bytes / MEMORY_SHARE
+    memory = (fitting + 0.5) * whole.bytes_per_image / MEMORY_SHARE
     monkeypatch.setattr("dtrak.training.total_memory", lambda device: int(memory))
     split = make_trainer(gradient_clip=1e9)
     gradients, sizes = [], []
@@ -246,6 +247,9 @@ def test_a_state_goes_on_exactly_where_it_was_saved(make_trainer: Callable[..., 
     straight.save(tmp_path / "state")
     resumed.load(tmp_path / "state")
     assert resumed.step == 3
+    resumed.at_once = 1
+    resumed.load(tmp_path / "state")
+    assert resumed.at_once == 250, "though there is less memory now"
     for trainer in (straight, resumed):
         trainer.take_step()
     assert torch.equal(parameters(straight), parameters(resumed))

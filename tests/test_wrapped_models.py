@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler, UNet2DConditionModel
+from diffusers import AutoencoderKL, DDPMScheduler, FlowMatchEulerDiscreteScheduler, UNet2DConditionModel
 from torch import Tensor, nn
 
-from dtrak import DiffusionModel
+from dtrak import DiffusionModel, attribute
 from dtrak.data import load_images
 from dtrak.featurizing import FeatureSettings, featurize
+from dtrak.models.autoencoder import Autoencoder
 from dtrak.models.prompts import Prompts
 from dtrak.models.text_encoders import Condition
 from dtrak.noise import gaussian
@@ -18,6 +20,7 @@ from dtrak.recipes import Training
 from dtrak.sampling import sample
 from dtrak.training import Trainer
 from test_flow import SHAPE, small_transformer
+from tiny_stable_diffusion import save_paintings
 
 
 class SD3(nn.Module):
@@ -107,3 +110,28 @@ def test_prompts_go_through_several_encoders(kind: str, tmp_path: Path) -> None:
     pictures = [sample(model, [0], 5, prompts=[one], guidance=3.0).pictures for one in ("1", "2", "1")]
     assert torch.equal(pictures[0], pictures[2])
     assert not torch.allclose(pictures[0], pictures[1], atol=1e-3)
+
+
+def test_a_wrapped_latent_model_is_attributed(tmp_path: Path) -> None:
+    """As the documentation tells: a module, an autoencoder and text encoders, each one's own."""
+    torch.manual_seed(0)
+    vae = AutoencoderKL(
+        block_out_channels=(4, 4),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        norm_num_groups=2,
+        latent_channels=1,
+    ).eval()
+    prompts = Prompts(LettersAndLength())
+    model = DiffusionModel(SDXL(), DDPMScheduler(), SHAPE, autoencoder=Autoencoder(vae), prompts=prompts)
+    pictures = load_images(str(save_paintings(tmp_path / "pictures", 4)))
+    scores = attribute(model, pictures, pictures, timesteps=2, parameters="attentions", cache=tmp_path / "features")
+    assert (scores.values.argmax(1) == np.arange(4)).all()
+
+
+def test_a_flow_scheduler_that_has_drawn_is_as_good_as_new() -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    t = torch.tensor([20, 500, 999])
+    expected = DiffusionModel(SD3(), scheduler, SHAPE).process.time(t)
+    scheduler.set_timesteps(7)
+    assert torch.equal(DiffusionModel(SD3(), scheduler, SHAPE).process.time(t), expected)

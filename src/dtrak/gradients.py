@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dtrak.backward import Receiver, can_share_a_pass, gradient_of_each_image, gradient_of_the_batch
 from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError, UsageError
-from dtrak.memory import activation_bytes, total_memory
+from dtrak.memory import activation_bytes, fitting, total_memory
 from dtrak.models import DiffusionModel
 from dtrak.models.text_encoders import Condition
 from dtrak.models.views import moved, repeated
@@ -31,8 +31,6 @@ Id = str | int
 # Images share a pass until their activations fill this much: by then its overhead has vanished beside its work.
 SHARED_PASS_BYTES = 256 << 20
 MOST_SHARED_IMAGES = 32
-# The copies of one image are split into several passes when their activations exceed this part of all memory.
-MEMORY_SHARE = 1 / 4
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Features:
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
         self._shared_noise = copies.noises(model.shape, None) if copies.noise == "shared" else None
         per_copy = activation_bytes(model, told)
-        self.copies_at_once = max(1, int(MEMORY_SHARE * total_memory(model.device) / per_copy))
+        self.copies_at_once = fitting(per_copy, total_memory(model.device))
         self.batch_size = self._choose_batch_size(per_copy, batch_size, told)
         self.projection_seconds = 0.0
         self.pass_bytes = per_copy * min(self.copies_at_once, self.batch_size * len(self.timesteps))

@@ -17,6 +17,7 @@ from dtrak.models.text_encoders import Condition
 from dtrak.models.views import moved
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+MEMORY_SHARE = 1 / 4  # for what a pass keeps; the rest is for weights, data and others
 
 
 def total_memory(device: torch.device) -> int:
@@ -26,6 +27,21 @@ def total_memory(device: torch.device) -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.exists() else "max"
     return machine if limit == "max" else min(machine, int(limit))
+
+
+def fitting(bytes_each: int, memory: int) -> int:
+    """How many copies of images share a pass at most, if each takes so many bytes."""
+    return max(1, int(MEMORY_SHARE * memory / bytes_each))
+
+
+def training_bytes(model: DiffusionModel, condition: Condition) -> int:
+    """What autograd keeps of one image in training, dropout's masks included; `condition` as for `activation_bytes`."""
+    image = torch.zeros(1, *model.shape, device=model.device)
+    timestep = torch.zeros(1, dtype=torch.long, device=model.device)
+    model.network.train()
+    kept = kept_bytes(model.network, lambda: model.predict(image, timestep, moved(condition, model.device)))
+    model.network.eval()
+    return kept
 
 
 def activation_bytes(model: DiffusionModel, condition: Condition | None = None) -> int:

@@ -15,15 +15,14 @@ import torch
 from dtrak.damping import Damping, partner_of
 from dtrak.data import load_images, read_ids
 from dtrak.errors import UsageError
-from dtrak.evaluation.outputs import PASS_BYTES
+from dtrak.evaluation.outputs import images_in_a_pass
 from dtrak.evaluation.redrawing import COUNT, usual_share
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.evaluation.tables import Cell, Entry, Table
-from dtrak.gradients import MEMORY_SHARE
-from dtrak.memory import total_memory
+from dtrak.memory import fitting, total_memory
 from dtrak.methods import chosen_methods, objective_of, split_methods
 from dtrak.methods.method import Gradients
-from dtrak.models.autoencoder import at_once as images_in_a_pass
+from dtrak.models.autoencoder import at_once as pictures_in_a_pass
 from dtrak.models.layout import Layout, lay_out
 from dtrak.models.prompts import fields_of
 from dtrak.objectives import OBJECTIVES
@@ -57,6 +56,7 @@ class Plan:
     validation: int
     shape: tuple[int, int, int]
     layout: Layout
+    device: torch.device
     device_memory: int
     retraining: RetrainingSettings
 
@@ -96,9 +96,10 @@ class Plan:
 
     @property
     def training_memory(self) -> int:
-        """Weights; a gradient and the optimiser's two moments for what is trained; a batch's activations; latents."""
+        """Weights; a gradient and two moments for what is trained; what a pass keeps; latents, if it is the CPU's."""
         changing = 3 * FLOAT * self.layout.trained
-        return self.weights + changing + self.at_once * self.layout.activations + self.latents
+        latents = self.latents if self.device.type == "cpu" else 0
+        return self.weights + changing + self.at_once * self.layout.activations + latents
 
     @property
     def at_once(self) -> int:
@@ -110,7 +111,7 @@ class Plan:
         mirrored = " and their mirror images" * self.recipe.training.flip
         what = f"{self.train:,} images{mirrored}, by the autoencoder; {self.prompts:,} prompts at most"
         queries = self.generated * 2 * FLOAT * self.layout.latents
-        memory = self.weights + min(self.train, images_in_a_pass(*self.shape[1:])) * self.layout.encoding
+        memory = self.weights + min(self.train, pictures_in_a_pass(*self.shape[1:])) * self.layout.encoding
         return Step("latents", what, 0, 0, memory, self.latents + queries + self.prompts * FLOAT * self.layout.prompt)
 
     @property
@@ -137,7 +138,7 @@ class Plan:
         what = f"{settings.count:,} pictures × {settings.steps:,} steps of DDIM" + " × 2 for guidance" * guided
         at_once = min(BATCH, settings.count)
         denoising = at_once * self.layout.working
-        decoding = min(at_once, images_in_a_pass(*self.shape[1:])) * self.layout.decoding
+        decoding = min(at_once, pictures_in_a_pass(*self.shape[1:])) * self.layout.decoding
         memory = self.weights + max(denoising, decoding)
         return Step("generate", what, passes, 0, memory, settings.count * math.prod(self.shape))
 
@@ -162,7 +163,7 @@ class Plan:
         copies = settings.draws * len(select_timesteps(settings.timesteps, self.recipe.model.timesteps))
         what = f"{train:,} + {queries:,} images × {copies:,} noised copies"
         rows = for_train * train + for_queries * queries
-        at_once = max(1, min(copies, int(MEMORY_SHARE * self.device_memory / self.layout.activations)))
+        at_once = min(copies, fitting(self.layout.activations, self.device_memory))
         memory = self.weights + at_once * self.layout.activations
         return Step(name, what, (train + queries) * copies, rows * copies, memory, rows * self.features * FLOAT)
 
@@ -195,7 +196,8 @@ class Plan:
         settings, pictures, total = self.retraining, sum(self.asked), self.recipe.model.timesteps
         timesteps = len(select_timesteps(total if settings.timesteps is None else settings.timesteps, total))
         what = f"{self.models:,} models × {pictures:,} pictures × {timesteps:,} timesteps × {settings.noises:,} noises"
-        memory = self.weights + max(1, PASS_BYTES // self.layout.activations) * self.layout.working
+        at_once = images_in_a_pass(self.layout.activations, self.device, self.device_memory)
+        memory = self.weights + at_once * self.layout.working
         return Step("lds: outputs", what, self.models * pictures * timesteps * settings.noises, 0, memory)
 
     def counterfactuals(self) -> Step:
@@ -225,6 +227,7 @@ def plan(recipe: Recipe, folder: Path, device: str = "cpu") -> Table:
         validation,
         shape,
         layout,
+        torch.device(device),
         total_memory(torch.device(device)),
         RetrainingSettings.going_on(folder / "benchmark", recipe.evaluation, {}),
     )

@@ -1,7 +1,8 @@
 """Train a model, or a LoRA on top of one: minimise E ‖target − network(x_t, t)‖² over images, timesteps and noises.
 
-What happens at a step depends on (seed, step) alone, so the weights and the optimiser's state are all there is to
-remember: a run that is killed goes on from its last state and ends with the same weights, bit for bit.
+What happens at a step depends on the seed, the step and how many images share a pass, so these, the weights and the
+optimiser's state are all there is to remember: a run that is killed goes on from its last state and ends with the same
+weights, bit for bit.
 """
 
 import math
@@ -21,7 +22,7 @@ from dtrak.data import Images
 from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError
 from dtrak.files import alone_in, clear_leftovers, write_bytes
-from dtrak.memory import activation_bytes, total_memory
+from dtrak.memory import fitting, total_memory, training_bytes
 from dtrak.models import DiffusionModel, View, new_model, save_model
 from dtrak.models.text_encoders import Condition
 from dtrak.models.views import moved
@@ -32,7 +33,6 @@ from dtrak.runs import Run
 
 STATE = "training.safetensors"
 SECONDS_BETWEEN_STATES = 20.0  # a state is kept at every checkpoint as well
-MEMORY_SHARE = 1 / 2  # of all memory, for what a pass keeps
 
 
 def train(run: Run, device: str) -> DiffusionModel:
@@ -56,7 +56,7 @@ def _train(run: Run, device: str) -> None:
     trainer = Trainer(model, view, run.recipe.training)
     trainer.load(state)
     saved = time.monotonic()
-    pass_bytes = trainer.at_once * trainer.activation_bytes
+    pass_bytes = trainer.at_once * trainer.bytes_per_image
     with reproducible(), threads_for(pass_bytes), progress_bar("train", trainer.steps, "steps") as advance:
         advance(trainer.step)
         while trainer.step < trainer.steps:
@@ -90,8 +90,8 @@ class Trainer:
         self.view = model.view(images, mirrored=settings.flip)
         self.settings = settings
         self.step = 0
-        self.activation_bytes = activation_bytes(model, self.view.condition([0]))
-        self.at_once = images_at_once(settings.batch_size, self.activation_bytes, total_memory(model.device))
+        self.bytes_per_image = training_bytes(model, self.view.condition([0]))
+        self.at_once = images_at_once(settings.batch_size, self.bytes_per_image, total_memory(model.device))
         self.steps_per_epoch = math.ceil(len(self.view) / settings.batch_size)
         self.steps = settings.epochs * self.steps_per_epoch
         self.checkpoint_steps = {
@@ -168,15 +168,16 @@ class Trainer:
         tensors = {f"weights/{name}": value for name, value in self.model.trained_weights.items()}
         for index, moments in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{name}": value for name, value in moments.items()}
-        write_bytes(path, save({name: value.cpu() for name, value in tensors.items()}, {"step": str(self.step)}))
+        metadata = {"step": str(self.step), "at_once": str(self.at_once)}
+        write_bytes(path, save({name: value.cpu() for name, value in tensors.items()}, metadata))
 
     def load(self, path: Path) -> None:
         """Go back to where `save` was called; a state that cannot be read is one that is not there."""
         try:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                step = int(file.metadata()["step"])
-        except (FileNotFoundError, SafetensorError):
+                step, at_once = (int(file.metadata()[name]) for name in ("step", "at_once"))
+        except (FileNotFoundError, SafetensorError, KeyError):
             return
         weights = {name.removeprefix("weights/"): v for name, v in tensors.items() if name.startswith("weights/")}
         self.model.load_trained_weights(weights)
@@ -186,13 +187,12 @@ class Trainer:
                 _, index, moment = name.split("/")
                 state.setdefault(int(index), {})[moment] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        self.step = step
+        self.step, self.at_once = step, at_once
 
 
-def images_at_once(batch_size: int, activations: int, memory: int) -> int:
-    """How many images of a batch share a pass, of which each keeps so many bytes: all of them, or equal parts."""
-    fitting = max(1, int(MEMORY_SHARE * memory / activations))
-    return math.ceil(batch_size / math.ceil(batch_size / fitting))
+def images_at_once(batch_size: int, bytes_each: int, memory: int) -> int:
+    """How many images of a batch share a pass: all of them, or as many as fit in equal parts."""
+    return math.ceil(batch_size / math.ceil(batch_size / fitting(bytes_each, memory)))
 
 
 def warmup_and_cosine(progress: float, warmup: float) -> float:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dtrak.engines import Engine, cores
 from dtrak.evaluation.outputs import model_outputs
-from dtrak.memory import activation_bytes, total_memory
+from dtrak.memory import total_memory, training_bytes
 from dtrak.models import DiffusionModel, View, new_model
 from dtrak.models.text_encoders import Condition
 from dtrak.progress import progress_bar, say
@@ -143,7 +143,7 @@ def threads_per_job(recipe: Recipe, model: DiffusionModel, told: Condition) -> i
     """
     weights = sum(value.nbytes for value in model.network.parameters())
     trained = sum(value.nbytes for value in model.parameters().values())
-    each, memory = activation_bytes(model, told), total_memory(torch.device("cpu"))
+    each, memory = training_bytes(model, told), total_memory(torch.device("cpu"))
     activations = each * images_at_once(recipe.training.batch_size, each, memory)
     job_bytes = PROCESS_BYTES + activations + weights + 3 * trained  # gradients and the optimiser's two moments
     fitting = int(MEMORY_SHARE * memory / job_bytes)

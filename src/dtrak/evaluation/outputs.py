@@ -16,14 +16,19 @@ from torch import Tensor
 from dtrak.data import Images
 from dtrak.devices import reproducible
 from dtrak.errors import DtrakError
-from dtrak.memory import activation_bytes
+from dtrak.memory import activation_bytes, fitting, total_memory
 from dtrak.models import DiffusionModel, View
 from dtrak.models.views import moved
 from dtrak.noise import gaussian
 from dtrak.objectives import OBJECTIVES
 
-# Larger passes are no faster, and fall out of the caches.
+# On a CPU, larger passes are no faster, and fall out of the caches.
 PASS_BYTES = 32 << 20
+
+
+def images_in_a_pass(bytes_each: int, device: torch.device, memory: int) -> int:
+    """How many noised images go through the network at once."""
+    return max(1, PASS_BYTES // bytes_each) if device.type == "cpu" else fitting(bytes_each, memory)
 
 
 @torch.no_grad()
@@ -36,7 +41,7 @@ def model_outputs(
     copies = [(timestep, draw) for timestep in timesteps for draw in range(noises)]
     clean = view.tensor(range(len(view))).to(model.device)
     sums = torch.zeros(len(OBJECTIVES), len(images), dtype=torch.float64)
-    size = max(1, PASS_BYTES // activation_bytes(model, view.condition([0])))
+    size = images_in_a_pass(activation_bytes(model, view.condition([0])), model.device, total_memory(model.device))
     with reproducible():
         for start in range(0, len(copies) * len(images), size):
             pairs = torch.arange(start, min(start + size, len(copies) * len(images)))

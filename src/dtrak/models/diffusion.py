@@ -176,10 +176,14 @@ class DiffusionModel:
         return digest_of(self.network, *parts)
 
     def fitted_to(self, shape: tuple[int, int, int]) -> "DiffusionModel":
-        """The model for images of this shape, as far as it can be: latent ones take any size that they can halve."""
-        if self.autoencoder is None or shape[0] != self.autoencoder.channels[0]:
+        """The model for images of this shape, as far as it can be: latent ones take any size that they can halve.
+
+        A module that was wrapped keeps the shape that its owner gave.
+        """
+        config = getattr(self.network, "config", None)
+        if config is None or self.autoencoder is None or shape[0] != self.autoencoder.channels[0]:
             return self
-        halvings = len(getattr(self.network.config, "block_out_channels", [0])) - 1
+        halvings = len(getattr(config, "block_out_channels", [0])) - 1
         unit = self.autoencoder.reduction * 2**halvings
         if shape[1] % unit or shape[2] % unit:
             return self

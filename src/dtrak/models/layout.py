@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from dtrak.memory import Peak, kept_bytes
 from dtrak.models import ddpm
-from dtrak.models.pipelines import local_configs
+from dtrak.models.pipelines import check_kind, local_configs
 from dtrak.models.stable_diffusion import add_lora
 from dtrak.recipes import DDPMRecipe, LoRA, Model
 
@@ -27,7 +27,6 @@ VAE: dict[str, Any] = {
     "layers_per_block": 2,
 }
 TEXT_ENCODER: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
-PROMPT_LENGTH = 77  # tokens
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,10 @@ def lay_out(model: Model, shape: tuple[int, int, int], source: str) -> Layout:
         if isinstance(model, DDPMRecipe):
             built = ddpm.new(model.unet, model.schedule.model_dump(), shape, source)
             return _measured(built.network, 0, lambda: built.predict(torch.zeros(1, *shape), _timestep()))
-        return _stable_diffusion(local_configs(model.base), model.lora, shape, source)
+        configs = local_configs(model.base)
+        if configs is not None:
+            check_kind(configs, model.base)
+        return _stable_diffusion(configs, model.lora, shape, source)
 
 
 def _stable_diffusion(configs: Path | None, lora: LoRA, shape: tuple[int, int, int], source: str) -> Layout:
@@ -67,7 +69,7 @@ def _stable_diffusion(configs: Path | None, lora: LoRA, shape: tuple[int, int, i
     add_lora(unet, lora, source)
     halvings = len(vae.config.block_out_channels) - 1
     latents = torch.zeros(1, unet.config.in_channels, *(side // 2**halvings for side in shape[1:]))
-    prompt = torch.zeros(1, PROMPT_LENGTH, unet.config.cross_attention_dim)
+    prompt = torch.zeros(1, text_encoder.config.max_position_embeddings, unet.config.cross_attention_dim)
     frozen = _count(vae) + _count(text_encoder)
     measured = _measured(unet, frozen, lambda: unet(latents, _timestep(), prompt).sample)
     return replace(

@@ -11,6 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 
@@ -18,11 +19,12 @@ from dtrak.errors import UsageError
 
 NETWORKS = ("unet", "vae", "text_encoder", ".")  # the oldest models have theirs at the top
 STEMS = ("diffusion_pytorch_model", "pytorch_model", "model")  # of diffusers' and transformers' weights
-# Beside a LoRA's weights: how diffusers calls them, what peft and dtrak write about them.
-OF_DIFFUSERS, OF_PEFT, ABOUT = "pytorch_lora_weights.safetensors", "adapter_config.json", "dtrak.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# How diffusers and peft call a LoRA's weights, and what peft and dtrak write about them.
+OF_DIFFUSERS = ("pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin")
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+OF_PEFT, ABOUT = "adapter_config.json", "dtrak.json"
 # What is downloaded of a model before its weights, and these in the order in which they are looked for.
-FILES = ["*.json", "tokenizer/*.txt", OF_DIFFUSERS, ADAPTER_WEIGHTS]
+FILES = ["*.json", "tokenizer/*.txt", *OF_DIFFUSERS, *ADAPTERS]
 HALVES = "fp16"
 FORMS = ((None, "safetensors"), (None, "bin"), (HALVES, "safetensors"), (HALVES, "bin"))
 
@@ -33,7 +35,7 @@ def is_pipeline(folder: Path) -> bool:
 
 
 def is_lora(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (ABOUT, OF_PEFT, OF_DIFFUSERS))
+    return any((folder / name).exists() for name in (ABOUT, OF_PEFT, *OF_DIFFUSERS))
 
 
 def local_folder(source: str) -> Path:
@@ -44,10 +46,13 @@ def local_folder(source: str) -> Path:
         raise UsageError(f"{source} is a file: give the folder of a diffusers model (with unet/ and scheduler/)")
     nowhere = f"no model at {source!r}: give a diffusers folder (with unet/ and scheduler/) or a hub id"
     folder = downloaded(source, FILES, nowhere)
-    for variant, ending in FORMS:
-        lacking = [part for part in NETWORKS if (folder / part / "config.json").exists() and not form_of(folder / part)]
+    if is_pipeline(folder):
+        check_kind(folder, source)  # before gigabytes are on their way
+    networks = [part for part in NETWORKS if (folder / part / "config.json").exists()]
+    for place, form in enumerate(FORMS):  # what is there is not fetched again; what is half there is completed
+        lacking = [part for part in networks if form_of(folder / part) not in FORMS[:place]]
         if lacking:
-            wanted = [str(Path(part, pattern)) for part in lacking for pattern in _patterns(variant, ending)]
+            wanted = [str(Path(part, pattern)) for part in lacking for pattern in _patterns(*form)]
             downloaded(source, wanted, nowhere)
     return folder
 
@@ -97,16 +102,18 @@ def naming_the_model(source: str) -> Iterator[None]:
         raise UsageError(f"cannot load the model {source!r}: it is damaged ({reason[:300]})") from error
 
 
-def whole_weights(kind: Any, folder: Path, source: str, **settings: Any) -> Any:
+def whole_weights(kind: Any, folder: Path, source: str) -> Any:
     """A network of diffusers or transformers, in float32; what is missing they would fill with random numbers."""
     form = form_of(folder)
     if form is None:
         raise UsageError(f"{source} has no weights: {folder.name}/ has neither .safetensors nor .bin")
     variant, ending = form
-    if not settings:
-        settings = {"low_cpu_mem_usage": False}
     network, found = kind.from_pretrained(
-        folder, variant=variant, use_safetensors=ending == "safetensors", output_loading_info=True, **settings
+        folder,
+        dtype=torch.float32,
+        variant=variant,
+        use_safetensors=ending == "safetensors",
+        output_loading_info=True,
     )
     if missing := sorted(name for name in found["missing_keys"] if not name.endswith("position_ids")):
         raise UsageError(
@@ -122,3 +129,19 @@ def read_config(folder: Path, name: Path, source: str) -> dict[str, Any]:
         return dict(json.loads((folder / name).read_text()))
     except (ValueError, TypeError) as error:
         raise UsageError(f"{folder / name} is not a JSON object: {error}") from error
+
+
+def check_kind(folder: Path, source: str) -> None:
+    """Say what is lacking or other than expected before diffusers stumbles over it."""
+    unet = read_config(folder, Path("unet", "config.json"), source)
+    if (kind := unet.get("_class_name")) != "UNet2DConditionModel":
+        raise UsageError(f"{source}: its network is a {kind}, not the U-Net of Stable Diffusion")
+    text = read_config(folder, Path("text_encoder", "config.json"), source)
+    if (folder / "text_encoder_2").exists() or not str(text.get("model_type", "")).startswith("clip"):
+        raise UsageError(f"{source}: only pipelines with one CLIP text encoder are supported: Stable Diffusion 1 and 2")
+    before, after = (unet.get(f"{side}_channels", 4) for side in ("in", "out"))
+    if before != after:
+        raise UsageError(
+            f"{source}: its U-Net maps {before} channels to {after}: pipelines for inpainting, depth or editing "
+            "are not supported"
+        )

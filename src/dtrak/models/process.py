@@ -196,7 +196,8 @@ class Euler:
 def process_of(scheduler: Any, source: str) -> Process:
     """What a scheduler of diffusers stands for; refuses answers that are not understood."""
     if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
-        return Flow(scheduler)
+        # One that has drawn a picture has only the σ of its steps left.
+        return Flow(FlowMatchEulerDiscreteScheduler.from_config(scheduler.config))
     kind = scheduler.config.prediction_type
     if kind not in PREDICTION_TYPES:
         raise UsageError(f"{source} predicts {kind!r}: only {' and '.join(PREDICTION_TYPES)} are supported")

@@ -9,7 +9,6 @@ trained here says in dtrak.json which pipeline it belongs to and what its prompt
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from diffusers.loaders import StableDiffusionLoraLoaderMixin
 from diffusers.utils import convert_state_dict_to_diffusers
@@ -24,8 +23,10 @@ from dtrak.models.autoencoder import Autoencoder
 from dtrak.models.diffusion import LORA, DiffusionModel
 from dtrak.models.pipelines import (
     ABOUT,
+    ADAPTERS,
     OF_DIFFUSERS,
     OF_PEFT,
+    check_kind,
     downloaded,
     local_folder,
     naming_the_model,
@@ -89,11 +90,11 @@ def save(model: DiffusionModel, folder: Path) -> None:
 
 def load(folder: Path, source: str, lora: str | None = None, template: str | None = None) -> DiffusionModel:
     """Open a pipeline's folder, with a LoRA if one is given; `source` is what the user typed."""
-    _check_kind(folder, source)
+    check_kind(folder, source)
     with naming_the_model(source):
         unet = whole_weights(UNet2DConditionModel, folder / "unet", source)
         vae = whole_weights(AutoencoderKL, folder / "vae", source)
-        encoder = whole_weights(CLIPTextModel, folder / "text_encoder", source, dtype=torch.float32)
+        encoder = whole_weights(CLIPTextModel, folder / "text_encoder", source)
         tokenizer = CLIPTokenizer.from_pretrained(folder / "tokenizer")
         scheduler = DDPMScheduler.from_pretrained(folder / "scheduler", clip_sample=False)  # latents go beyond ±1
     for network in (vae, encoder):
@@ -138,7 +139,7 @@ def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, sou
             _add_of_peft(unet, path)
             return
         weights, alphas, about = StableDiffusionLoraLoaderMixin.lora_state_dict(
-            str(path), return_lora_metadata=True, use_safetensors=True, **_named(path)
+            str(path), return_lora_metadata=True, **_named(path)
         )
         if not weights or any("lora" not in name for name in weights):
             raise UsageError(f"{lora} holds no LoRA of a Stable Diffusion pipeline")
@@ -163,17 +164,18 @@ def _local_lora(lora: str) -> Path:
     if path.exists():
         return path
     nowhere = f"no LoRA at {lora!r}: give a folder, a .safetensors file or a hub id"
-    return downloaded(lora, ["*.json", "*.safetensors"], nowhere)
+    return downloaded(lora, ["*.json", "*.safetensors", *OF_DIFFUSERS, *ADAPTERS], nowhere)
 
 
 def _named(path: Path) -> dict[str, str]:
-    """The file of a LoRA in a folder that does not follow the usual name."""
-    if not path.is_dir() or (path / OF_DIFFUSERS).exists():
+    """The file of a LoRA in a folder: by its usual name, or the only one that there is."""
+    if not path.is_dir():
         return {}
-    files = sorted(path.glob("*.safetensors"))
-    if len(files) != 1:
-        raise UsageError(f"{path} holds {len(files)} .safetensors files: give the one with the LoRA")
-    return {"weight_name": files[0].name}
+    usual = [name for name in OF_DIFFUSERS if (path / name).exists()]
+    names = usual[:1] or sorted(file.name for file in path.glob("*.safetensors"))
+    if len(names) != 1:
+        raise UsageError(f"{path} holds {len(names)} .safetensors files: give the one with the LoRA")
+    return {"weight_name": names[0]}
 
 
 def _add_of_peft(unet: UNet2DConditionModel, folder: Path) -> None:
@@ -185,22 +187,6 @@ def _add_of_peft(unet: UNet2DConditionModel, folder: Path) -> None:
     missing = [name for name in outcome.missing_keys if LORA in name]
     if missing or outcome.unexpected_keys:
         raise ValueError(f"it lacks {missing[0]}" if missing else f"it has {outcome.unexpected_keys[0]}")
-
-
-def _check_kind(folder: Path, source: str) -> None:
-    """Say what is lacking or other than expected before diffusers stumbles over it."""
-    unet = read_config(folder, Path("unet", "config.json"), source)
-    if (kind := unet.get("_class_name")) != "UNet2DConditionModel":
-        raise UsageError(f"{source}: its network is a {kind}, not the U-Net of Stable Diffusion")
-    text = read_config(folder, Path("text_encoder", "config.json"), source)
-    if (folder / "text_encoder_2").exists() or not str(text.get("model_type", "")).startswith("clip"):
-        raise UsageError(f"{source}: only pipelines with one CLIP text encoder are supported: Stable Diffusion 1 and 2")
-    before, after = (unet.get(f"{side}_channels", 4) for side in ("in", "out"))
-    if before != after:
-        raise UsageError(
-            f"{source}: its U-Net maps {before} channels to {after}: pipelines for inpainting, depth or editing "
-            "are not supported"
-        )
 
 
 def _full_name(base: str) -> str:
