@@ -1,6 +1,6 @@
 """What a choice costs and what it buys: LDS and time of projections, dimensions and parameter patterns on a benchmark.
 
-    python benchmarks/choices.py ../shared/bench/cifar2-16px --markdown docs/choices.md
+    python benchmarks/choices.py CIFAR2 --markdown docs/choices.md
 
 Each row featurizes the benchmark's training images and queries, scores them for a grid of damping and reports the best
 LDS in hindsight (the same for all rows, so that they compare), with its bootstrap error over subsets. Time is that of
