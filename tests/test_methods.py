@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from torch import Tensor
 
 import dtrak
@@ -34,7 +35,7 @@ EXACT: dict[str, Any] = {"timesteps": 2, "projection": "identity", "damping": f"
 PRIMAL, DUAL = "conv_norm_out", "conv_in|conv_out|time_embedding"
 SIMILARITY = ("raw-pixel-dot", "raw-pixel-cosine", "clip-dot", "clip-cosine", "gradient-dot", "gradient-cosine")
 CHECKPOINTS = ("tracin", "gas")
-KERNEL = ("trak", "d-trak", "relative-if", "renormalized-if")
+KERNEL = ("trak", "d-trak", "split-trak", "relative-if", "renormalized-if")
 ENSEMBLES = ("trak-ensemble", "d-trak-ensemble")
 OUTCOMES = ("empirical-influence", "datamodel", "datamodel-lasso")
 JOURNEYS = ("journey-trak", "journey-trak-ensemble")
@@ -173,6 +174,28 @@ def test_gradients(method: str, formula: Callable[[Array, Array], Array]) -> Non
 def test_kernel_methods(method: str, objective: str, formula: Callable[[Array, Array], Array], parameters: str) -> None:
     found = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method=method, parameters=parameters, **EXACT)
     assert_close(found.values, formula(*features_of_seed(0, objective, parameters)))
+
+
+@pytest.mark.parametrize("parameters", [PRIMAL, DUAL])
+def test_split_trak_keeps_as_many_directions_of_the_noises_part_as_of_the_other(parameters: str) -> None:
+    """The gradient of the training loss is the sum of its two parts'."""
+    settings = EXACT | {"damping": 1.0, "parameters": parameters}
+    found = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="split-trak", **settings)
+    whole, square = (features_of_seed(0, objective, parameters) for objective in ("simple", "square"))
+    noise = tuple(one - other for one, other in zip(whole, square, strict=True))
+    spectra = [np.linalg.svd(part[0], compute_uv=False) ** 2 for part in (square, noise)]
+    led = spectra[0].sum() / len(TRAIN)
+
+    def dimension(spectrum: Array, damping: float) -> float:
+        return float((spectrum / (spectrum + damping)).sum())
+
+    wanted = dimension(spectra[0], led)
+    follows = brentq(lambda damping: dimension(spectra[1], damping) - wanted, 1e-9, 1e9, xtol=1e-12, rtol=1e-12)
+    expected = (small_kernel(*square, led) + small_kernel(*noise, follows)) / 2
+    assert_close(found.values, expected)
+    own = (small_kernel(square[0], square[0], led) + small_kernel(noise[0], noise[0], follows)) / 2
+    assert found.self_influence is not None
+    assert_close(found.self_influence, np.diag(own))
 
 
 def test_the_average_runs_over_all_noises_of_all_timesteps() -> None:

@@ -91,6 +91,11 @@ def damping_of_dimension(kernel: Kernel, dimension: float) -> float:
     return float(np.exp(brentq(lambda log: effective_dimension(kernel, np.exp(log)) - dimension, low, high)))
 
 
+def following(leader: Kernel, damping: float, kernel: Kernel) -> float:
+    """The λ of a kernel that keeps as many directions as another one does with its own."""
+    return damping_of_dimension(kernel, effective_dimension(leader, damping))
+
+
 def agreed_dimension(kernel: Kernel, partner: Kernel) -> float:
     """The largest dimension at which two objectives' scores still confirm each other.
 

@@ -27,7 +27,7 @@ from dtrak.featurizing import FeatureSettings, featurize
 from dtrak.files import as_npy, write_bytes
 from dtrak.journeys import Journeys
 from dtrak.kernels import Kernel, decompose
-from dtrak.methods import Method, objective_of
+from dtrak.methods import Method, objectives_of
 from dtrak.methods.inputs import Counts, InMemory, RetrainedLosses, Vectors
 from dtrak.methods.method import Embeddings, Gradients, Models, Outcomes, Pixels, Values
 from dtrak.methods.retraining import check_enough
@@ -93,11 +93,11 @@ class Evidence:
         """τ(x^n)_n of the method's kernel, [N]; None unless that is the kernel of the model itself."""
         if not (method.damped and isinstance(method.source, Gradients) and method.source.models == "final"):
             return None
-        vectors: Vectors = next(self.inputs(method))
-        return vectors.kernel.self_influence(vectors.absolute(damping)).astype(np.float32)
+        found = [one.kernel.self_influence(one.absolute(damping)) for one in self.inputs(method)]
+        return np.asarray(np.mean(found, axis=0), dtype=np.float32)
 
     def inputs(self, method: Method) -> Iterator[Any]:
-        """What the method's formula sees: one input for each of its models."""
+        """What the method's formula sees: one input for each of its models and objectives."""
         match method.source:
             case Pixels():
                 yield self._once("pixels", self._pixels)
@@ -106,11 +106,12 @@ class Evidence:
             case Outcomes():
                 yield self._outcomes
             case Gradients(models=models, journey=journey):
-                objective = str(objective_of(method, self.objective))
+                first, *others = objectives_of(method, self.objective)
                 for member in range(len(self._folders(models))):
-                    make = partial(self._gradients, models, member, objective, journey)
-                    # Several models' kernels would fill the memory; one model's serves many questions.
-                    yield self._once((objective, journey), make) if models == "final" else make()
+                    leader = self._vectors(models, member, first, journey)
+                    yield leader
+                    for objective in others:
+                        yield self._vectors(models, member, objective, journey, leader)
             case _:
                 yield Counts(len(self.queries), len(self.train), self.settings.seed)
 
@@ -118,13 +119,13 @@ class Evidence:
         """Of the features behind a method's scores, shared ones in parts."""
         if not isinstance(method.source, Gradients):
             return Cost()
-        objective = str(objective_of(method, self.objective))
-        models = method.source.models
-        wanted = [("train", objective), ("journey" if method.source.journey else "queries", objective)]
+        objectives, models = objectives_of(method, self.objective), method.source.models
+        side = "journey" if method.source.journey else "queries"
+        wanted = [(images, objective) for images in ("train", side) for objective in objectives]
         if self.with_partners and method.damped:
-            wanted.append(("train", partner_of(objective)))
+            wanted.append(("train", partner_of(objectives[0])))
         members = [self._stores(models, member) for member in range(len(self._folders(models)))]
-        return sum((stores[side][one].cost for stores in members for side, one in wanted), Cost())
+        return sum((stores[images][one].cost for stores in members for images, one in wanted), Cost())
 
     def seconds(self, method: Method) -> float:
         """That a method's inputs have taken, in this process or in an earlier one; makes them if they are not there."""
@@ -265,7 +266,15 @@ class Evidence:
                     )
                 return [*found[: self.resources.ensemble_size]]
 
-    def _gradients(self, models: Models, member: int, objective: str, journey: bool) -> Vectors:
+    def _vectors(
+        self, models: Models, member: int, objective: str, journey: bool, leader: Vectors | None = None
+    ) -> Vectors:
+        make = partial(self._gradients, models, member, objective, journey, leader)
+        # Several models' kernels would fill the memory; one model's serves many questions.
+        found: Vectors = self._once((objective, journey, leader is None), make) if models == "final" else make()
+        return found
+
+    def _gradients(self, models: Models, member: int, objective: str, journey: bool, leader: Vectors | None) -> Vectors:
         stores = self._stores(models, member)
         train, queries = stores["train"][objective], stores["journey" if journey else "queries"][objective]
 
@@ -274,8 +283,8 @@ class Evidence:
             found: Kernel = self._once_for_all(("kernel", of), make) if models == "final" else make()
             return found
 
-        partner = partial(kernel, partner_of(objective)) if self.with_partners else None
-        return Vectors(train, queries.numpy(), partial(kernel, objective), partner)
+        partner = partial(kernel, partner_of(objective)) if self.with_partners and leader is None else None
+        return Vectors(train, queries.numpy(), partial(kernel, objective), partner, leader)
 
     def _stores(self, models: Models, member: int) -> Stores:
         found: Stores = self._once((models, member), partial(self._featurize, models, member))
@@ -288,10 +297,10 @@ class Evidence:
         partners: dict[str, None] = {}
         for method in self.methods:
             if isinstance(method.source, Gradients) and method.source.models == models:
-                objective = str(objective_of(method, self.objective))
-                wanted[method.source.journey][objective] = None
+                objectives = objectives_of(method, self.objective)
+                wanted[method.source.journey] |= dict.fromkeys(objectives)
                 if self.with_partners and method.damped:
-                    partners[partner_of(objective)] = None
+                    partners[partner_of(objectives[0])] = None
         model, settings, folder = self.model, self.settings, self.folder
         if path is not None:
             model = load_model(str(path)).fitted_to(self.train.shape).to(self.model.device)

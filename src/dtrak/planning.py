@@ -20,7 +20,7 @@ from dtrak.evaluation.redrawing import COUNT, usual_share
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.evaluation.tables import Cell, Entry, Table
 from dtrak.memory import fitting, total_memory
-from dtrak.methods import chosen_methods, objective_of, split_methods
+from dtrak.methods import chosen_methods, objectives_of, split_methods
 from dtrak.methods.method import Gradients
 from dtrak.models.autoencoder import at_once as pictures_in_a_pass
 from dtrak.models.layout import Layout, lay_out
@@ -147,10 +147,11 @@ class Plan:
         """Of how many objectives the gradients are needed, for training images and for queries."""
         settings = self.recipe.attribution
         methods = [one for one in chosen_methods(split_methods(settings.method)) if isinstance(one.source, Gradients)]
-        own = {str(objective_of(one, settings.objective)): one.damped for one in methods}
+        of_each = [objectives_of(one, settings.objective) for one in methods]
+        own = {name for names in of_each for name in names}
         asks_partner = Damping.parse(settings.damping).asks_partner
-        partners = {partner_of(name) for name, damped in own.items() if damped and asks_partner}
-        return len(own.keys() | partners), len(own)
+        damped = [names[0] for one, names in zip(methods, of_each, strict=True) if one.damped and asks_partner]
+        return len(own | {partner_of(name) for name in damped}), len(own)
 
     @property
     def features(self) -> int:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dtrak.damping import Damping, effective_dimension, partner_of
+from dtrak.damping import Damping, effective_dimension, following, partner_of
 from dtrak.data import Images
 from dtrak.errors import UsageError
 from dtrak.evidence import Evidence
 from dtrak.kernels import Array, Kernel
-from dtrak.methods import Method, objective_of
+from dtrak.methods import Method, objectives_of
 from dtrak.methods.inputs import Vectors
 from dtrak.methods.kernel import kernel_scores
 from dtrak.methods.method import Gradients, Values
@@ -26,12 +26,15 @@ ALL = slice(None)
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """The kernel of one model, with the λ that each rule sets for it."""
+    """The kernel of one model's gradients of an objective, with the λ that each rule sets for it."""
 
     kernel: Kernel
     rules: dict[str, float]  # absolute λ
+    leader: "Member | None" = None  # whose λ says how many directions are kept of this kernel, too
 
     def absolute(self, damping: Damping) -> float:
+        if self.leader is not None:
+            return following(self.leader.kernel, self.leader.absolute(damping), self.kernel)
         if damping.kind in ("relative", "absolute"):
             found = damping.absolute(self.kernel)
             if not np.isfinite(found):
@@ -128,7 +131,7 @@ class Scorer:
             return Fixed(evidence.scores(method, Damping()))
         inputs: list[Vectors] = list(evidence.inputs(method))
         if method.name not in self.members:
-            self.members[method.name] = [_member(vectors) for vectors in inputs]
+            self.members[method.name] = _members(inputs)
         members = self.members[method.name]
         coordinates = [member.kernel.coordinates(one.queries) for member, one in zip(members, inputs, strict=True)]
         return Live(method, members, coordinates)
@@ -171,15 +174,18 @@ def tells_self_influence(method: Method) -> bool:
 
 def finds_auto_for_nothing(methods: Sequence[Method], objective: str | None) -> bool:
     """Whether for each method with a λ another one brings the features that `auto` compares its own with."""
-    there = {(one.source.models, objective_of(one, objective)) for one in methods if isinstance(one.source, Gradients)}
-    wanted = {
-        (one.source.models, partner_of(str(objective_of(one, objective))))
-        for one in methods
-        if isinstance(one.source, Gradients) and one.damped
-    }
+    asked = [(one, one.source.models) for one in methods if isinstance(one.source, Gradients)]
+    there = {(models, name) for one, models in asked for name in objectives_of(one, objective)}
+    wanted = {(models, partner_of(objectives_of(one, objective)[0])) for one, models in asked if one.damped}
     return wanted <= there
 
 
-def _member(vectors: Vectors) -> Member:
-    rules = ["auto", "spectrum"] if vectors.partner is not None else ["spectrum"]
-    return Member(vectors.kernel, {rule: vectors.absolute(Damping.parse(rule)) for rule in rules})
+def _members(inputs: Sequence[Vectors]) -> list[Member]:
+    """Each leader comes before those that it leads."""
+    members: list[Member] = []
+    for vectors in inputs:
+        rules = ["auto", "spectrum"] if vectors.partner is not None else ["spectrum"]
+        found = {rule: vectors.absolute(Damping.parse(rule)) for rule in rules}
+        leader = None if vectors.leader is None else members[inputs.index(vectors.leader)]
+        members.append(Member(vectors.kernel, found, leader))
+    return members

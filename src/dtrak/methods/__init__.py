@@ -14,6 +14,7 @@ from dtrak.methods.kernel import (
     JOURNEY_TRAK_ENSEMBLE,
     RELATIVE_IF,
     RENORMALIZED_IF,
+    SPLIT_TRAK,
     TRAK,
     TRAK_ENSEMBLE,
 )
@@ -44,6 +45,7 @@ METHODS: dict[str, Method] = {
         GAS,
         TRAK,
         D_TRAK,
+        SPLIT_TRAK,
         RELATIVE_IF,
         RENORMALIZED_IF,
         JOURNEY_TRAK,
@@ -83,4 +85,19 @@ def objective_of(method: Method, asked: str | None = None) -> str | None:
     return asked if asked is not None and source.any_objective else source.objective
 
 
-__all__ = ["ALL", "METHODS", "Method", "chosen_methods", "get_method", "objective_of", "split_methods"]
+def objectives_of(method: Method, asked: str | None = None) -> list[str]:
+    """All objectives whose gradients a method needs, the one that λ is set for first; none if it needs no gradients."""
+    source = method.source
+    return [str(objective_of(method, asked)), *source.also] if isinstance(source, Gradients) else []
+
+
+__all__ = [
+    "ALL",
+    "METHODS",
+    "Method",
+    "chosen_methods",
+    "get_method",
+    "objective_of",
+    "objectives_of",
+    "split_methods",
+]

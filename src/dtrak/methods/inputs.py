@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrak.damping import Damping, Partner
+from dtrak.damping import Damping, Partner, following
 from dtrak.kernels import Array, Kernel, Rows, decompose
 
 
@@ -22,6 +22,7 @@ class Vectors:
     queries: NDArray[np.float32]  # φ(x) [Q, k]
     decomposition: Callable[[], Kernel] | None = None  # of the training side, which others may share
     partner: Partner | None = None  # the same for another objective
+    leader: "Vectors | None" = None  # of the same images: its λ says how many directions are kept of this kernel, too
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -30,7 +31,11 @@ class Vectors:
     def absolute(self, damping: Damping) -> float:
         """λ for this kernel."""
         if damping not in self._dampings:
-            self._dampings[damping] = damping.absolute(self.kernel, self.partner)
+            self._dampings[damping] = (
+                damping.absolute(self.kernel, self.partner)
+                if self.leader is None
+                else following(self.leader.kernel, self.leader.absolute(damping), self.kernel)
+            )
         return self._dampings[damping]
 
     @cached_property

@@ -37,6 +37,13 @@ D_TRAK = Method(
     kernel_scores,
     damped=True,
 )
+SPLIT_TRAK = Method(
+    "split-trak",
+    "trak with the loss in its two parts, a kernel for each: L_Square, as in d-trak, and the noise's",
+    Gradients("square", also=("interpolated(0)",)),
+    kernel_scores,
+    damped=True,
+)
 RELATIVE_IF = Method(
     "relative-if",
     "trak over the norm of the image's preconditioned gradient",

@@ -46,6 +46,7 @@ class Gradients:
 
     objective: str = "simple"
     any_objective: bool = False  # whether the user may ask for another
+    also: tuple[str, ...] = ()  # objectives whose scores are averaged with those of the first, which sets their λ
     models: Models = "final"
     journey: bool = False  # whether a query's gradients are those along its sampling trajectory
 
@@ -55,7 +56,7 @@ class Gradients:
 
     @property
     def cost(self) -> str:
-        return MODELS[self.models][1] + "K gradients per image"
+        return MODELS[self.models][1] + f"{1 + len(self.also)} × " * bool(self.also) + "K gradients per image"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrak.damping import Damping, partner_of
-from dtrak.methods import METHODS, objective_of
+from dtrak.methods import METHODS, objectives_of
 from dtrak.methods.method import Gradients
 from dtrak.recipes import DDPMRecipe
 from dtrak.report.comparisons import LDSOf, Measured
@@ -97,10 +97,10 @@ def _passes(settings: Mapping[str, Any], timesteps: int, scores: Scores) -> str:
     for method in (METHODS[name] for name in settings["method"] if name in METHODS):
         source = method.source
         if isinstance(source, Gradients) and source.models == "final" and not source.journey:
-            objective = str(objective_of(method, settings["objective"]))
-            objectives.add(objective)
+            first, *others = objectives_of(method, settings["objective"])
+            objectives |= {first, *others}
             if method.damped and Damping.parse(settings["damping"]).asks_partner:
-                partners.add(partner_of(objective))  # of the training images alone
+                partners.add(partner_of(first))  # of the training images alone
     if not objectives:
         return ""
     train, queries, copies = len(scores.train_ids), len(scores.query_ids), timesteps * settings.get("draws", 1)
