@@ -35,7 +35,7 @@ EXACT: dict[str, Any] = {"timesteps": 2, "projection": "identity", "damping": f"
 PRIMAL, DUAL = "conv_norm_out", "conv_in|conv_out|time_embedding"
 SIMILARITY = ("raw-pixel-dot", "raw-pixel-cosine", "clip-dot", "clip-cosine", "gradient-dot", "gradient-cosine")
 CHECKPOINTS = ("tracin", "gas")
-KERNEL = ("trak", "d-trak", "split-trak", "relative-if", "renormalized-if")
+KERNEL = ("trak", "d-trak", "mixed-trak", "relative-if", "renormalized-if")
 ENSEMBLES = ("trak-ensemble", "d-trak-ensemble")
 OUTCOMES = ("empirical-influence", "datamodel", "datamodel-lasso")
 JOURNEYS = ("journey-trak", "journey-trak-ensemble")
@@ -50,7 +50,7 @@ def schedule() -> Array:
 
 
 def loss(model: dtrak.DiffusionModel, copies: Iterable[Copy], objective: str = "simple") -> Tensor:
-    """The mean over copies of mean (ε_θ − ε)², or of mean ε_θ²."""
+    """The mean over copies of mean (ε_θ − ε)², of mean ε_θ², or of mean ε_θ."""
     model.network.eval()
     losses = []
     for clean, t, draw in copies:
@@ -60,7 +60,8 @@ def loss(model: dtrak.DiffusionModel, copies: Iterable[Copy], objective: str = "
         answer = model.network(noisy[None], torch.tensor([t])).sample[0]
         is_noise = model.scheduler.config.prediction_type == "epsilon"
         predicted = answer if is_noise else signal * answer + sigma * noisy
-        losses.append((predicted - noise if objective == "simple" else predicted).square().mean())
+        of_objective = {"simple": (predicted - noise).square(), "square": predicted.square(), "avg": predicted}
+        losses.append(of_objective[objective].mean())
     return torch.stack(losses).mean()
 
 
@@ -177,25 +178,27 @@ def test_kernel_methods(method: str, objective: str, formula: Callable[[Array, A
 
 
 @pytest.mark.parametrize("parameters", [PRIMAL, DUAL])
-def test_split_trak_keeps_as_many_directions_of_the_noises_part_as_of_the_other(parameters: str) -> None:
-    """The gradient of the training loss is the sum of its two parts'."""
+def test_mixed_trak_keeps_as_many_directions_for_each_of_its_objectives(parameters: str) -> None:
+    """L_Square sets λ; the gradient of the training loss is that of L_Square and of the noise's part."""
     settings = EXACT | {"damping": 1.0, "parameters": parameters}
-    found = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="split-trak", **settings)
-    whole, square = (features_of_seed(0, objective, parameters) for objective in ("simple", "square"))
-    noise = tuple(one - other for one, other in zip(whole, square, strict=True))
-    spectra = [np.linalg.svd(part[0], compute_uv=False) ** 2 for part in (square, noise)]
-    led = spectra[0].sum() / len(TRAIN)
+    found = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="mixed-trak", **settings)
+    square, simple, avg = (features_of_seed(0, objective, parameters) for objective in ("square", "simple", "avg"))
+    noise = (simple[0] - square[0], simple[1] - square[1])
 
-    def dimension(spectrum: Array, damping: float) -> float:
+    def dimension(train: Array, damping: float) -> float:
+        spectrum = np.linalg.svd(train, compute_uv=False) ** 2
         return float((spectrum / (spectrum + damping)).sum())
 
-    wanted = dimension(spectra[0], led)
-    follows = brentq(lambda damping: dimension(spectra[1], damping) - wanted, 1e-9, 1e9, xtol=1e-12, rtol=1e-12)
-    expected = (small_kernel(*square, led) + small_kernel(*noise, follows)) / 2
-    assert_close(found.values, expected)
-    own = (small_kernel(square[0], square[0], led) + small_kernel(noise[0], noise[0], follows)) / 2
+    led = (square[0] ** 2).sum() / len(TRAIN)
+    wanted, expected, own = dimension(square[0], led), [], []
+    for train, queries in (square, simple, noise, avg):
+        size = (train**2).sum()
+        damping = brentq(lambda one, of=train: dimension(of, one) - wanted, 1e-9 * size, 1e9 * size, rtol=1e-12)
+        expected.append(small_kernel(train, queries, damping))
+        own.append(np.diag(small_kernel(train, train, damping)))
+    assert_close(found.values, np.mean(expected, axis=0))
     assert found.self_influence is not None
-    assert_close(found.self_influence, np.diag(own))
+    assert_close(found.self_influence, np.mean(own, axis=0))
 
 
 def test_the_average_runs_over_all_noises_of_all_timesteps() -> None:

@@ -15,7 +15,7 @@ from dtrak.objectives import OBJECTIVES
 Tables = Iterator[Table]
 FREE = (
     "random,raw-pixel-dot,raw-pixel-cosine,clip-dot,clip-cosine,gradient-dot,gradient-cosine,tracin,gas,"
-    "relative-if,renormalized-if,trak,d-trak,split-trak"
+    "relative-if,renormalized-if,trak,d-trak,mixed-trak"
 )
 ETAS = [eta / 10 for eta in range(11)]
 NOISES = {"shared": "shared noise", "per-image": "own noise"}

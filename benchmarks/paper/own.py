@@ -81,7 +81,7 @@ def costs(study: Study, kind: str = "validation") -> Iterator[tuple[str, LDS]]:
     """Every choice with its LDS and the seconds that it takes, for the figure and its frontier."""
     for k in (2, 5, 10, 100):
         for way in ("shared", "per-image"):
-            for name, one in study.measure(f"{KERNELS},split-trak", queries=kind, timesteps=k, noise=way).items():
+            for name, one in study.measure(f"{KERNELS},mixed-trak", queries=kind, timesteps=k, noise=way).items():
                 yield f"{name}, K = {k}{', own noise' * (way != 'shared')}", one
     for name, pattern in PARAMETERS.items():
         if pattern is not None:

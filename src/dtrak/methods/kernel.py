@@ -37,10 +37,10 @@ D_TRAK = Method(
     kernel_scores,
     damped=True,
 )
-SPLIT_TRAK = Method(
-    "split-trak",
-    "trak with the loss in its two parts, a kernel for each: L_Square, as in d-trak, and the noise's",
-    Gradients("square", also=("interpolated(0)",)),
+MIXED_TRAK = Method(
+    "mixed-trak",
+    "the mean of d-trak over four objectives: L_Square, the training loss, its noise's part, the mean prediction",
+    Gradients("square", also=("simple", "interpolated(0)", "avg")),
     kernel_scores,
     damped=True,
 )
