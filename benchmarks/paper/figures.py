@@ -35,9 +35,10 @@ def _figures(study: Study) -> Iterator[tuple[str, Figure]]:
 
 def _interpolation(study: Study) -> Figure:
     lines = {
-        f"{kind}, {name}": [Sample(eta, one.mean, one.std) for eta, one in interpolated(study, kind, noise).items()]
+        f"{kind}, {name.split()[0]}": [Sample(eta, one.mean, one.std) for eta, one in by_eta.items()]
         for kind in study.query_kinds
         for noise, name in NOISES.items()
+        for by_eta in [interpolated(study, kind, noise)]
     }
     return lds_curve(Curve("η", "η: TRAK at ½, D-TRAK at 1", lines, "", False, None))
 
