@@ -31,7 +31,7 @@ from dtrak.runs import Run
 from dtrak.sampling import sample, to_pixels
 from serving import Server, colourful, encoded, served
 
-METHODS_SERVED = ["trak", "d-trak", "mixed-trak", "relative-if", "raw-pixel-cosine"]
+METHODS_SERVED = ["trak", "d-trak", "relative-if", "raw-pixel-cosine"]
 SETTINGS: dict[str, Any] = {"timesteps": 1, "projection_dim": 64}  # as the tiny recipe has them
 
 

@@ -137,7 +137,7 @@ FAULTS = {
     f"dtrak {ELSEWHERE} --model pictures": (2, "pictures is not a diffusers model: it has no unet/config.json"),
     f"dtrak {ELSEWHERE} --model no-weights": (
         2,
-        "no-weights has no weights: unet/diffusion_pytorch_model.safetensors is missing",
+        "no-weights has no weights: unet/ has neither .safetensors nor .bin",
     ),
     f"dtrak {ELSEWHERE} --model damaged": (2, "cannot load the model 'damaged': it is damaged"),
     f"dtrak {ELSEWHERE} --model model16": (2, "8×8 pixels with 1 channel, but model16 was made for 16×16 pixels"),
