@@ -34,12 +34,11 @@ def _figures(study: Study) -> Iterator[tuple[str, Figure]]:
 
 
 def _interpolation(study: Study) -> Figure:
-    lines = {
-        f"{kind}, {name.split()[0]}": [Sample(eta, one.mean, one.std) for eta, one in by_eta.items()]
-        for kind in study.query_kinds
-        for noise, name in NOISES.items()
-        for by_eta in [interpolated(study, kind, noise)]
-    }
+    lines = {}
+    for kind in study.query_kinds:
+        for noise in NOISES:
+            found = interpolated(study, kind, noise)
+            lines[f"{kind}, {noise}"] = [Sample(eta, one.mean, one.std) for eta, one in found.items()]
     return lds_curve(Curve("η", "η: TRAK at ½, D-TRAK at 1", lines, "", False, None))
 
 

@@ -36,10 +36,9 @@ def fitting(bytes_each: int, memory: int) -> int:
 
 def training_bytes(model: DiffusionModel, condition: Condition) -> int:
     """What autograd keeps of one image in training, dropout's masks included; `condition` as for `activation_bytes`."""
-    image = torch.zeros(1, *model.shape, device=model.device)
-    timestep = torch.zeros(1, dtype=torch.long, device=model.device)
+    image = _one_image(model, condition)
     model.network.train()
-    kept = kept_bytes(model.network, lambda: model.predict(image, timestep, moved(condition, model.device)))
+    kept = kept_bytes(model.network, lambda: model.predict(*image))
     model.network.eval()
     return kept
 
@@ -49,11 +48,15 @@ def activation_bytes(model: DiffusionModel, condition: Condition | None = None) 
 
     `condition` is what the model is told about one image, each [1, …].
     """
-    image = torch.zeros(1, *model.shape, device=model.device)
-    timestep = torch.zeros(1, dtype=torch.long, device=model.device)
-    told = moved(condition or {}, model.device)
+    image = _one_image(model, condition or {})
     with gradient_of_the_batch(model.network, set(model.parameters()), lambda name, gradient: None):
-        return kept_bytes(model.network, lambda: model.predict_target(image, timestep, told))
+        return kept_bytes(model.network, lambda: model.predict_target(*image))
+
+
+def _one_image(model: DiffusionModel, condition: Condition) -> tuple[Tensor, Tensor, Condition]:
+    """x_t, t and what the model is told, on its device."""
+    image = torch.zeros(1, *model.shape, device=model.device)
+    return image, torch.zeros(1, dtype=torch.long, device=model.device), moved(condition, model.device)
 
 
 def kept_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:

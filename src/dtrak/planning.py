@@ -22,7 +22,7 @@ from dtrak.evaluation.tables import Cell, Entry, Table
 from dtrak.memory import fitting, total_memory
 from dtrak.methods import chosen_methods, objectives_of, split_methods
 from dtrak.methods.method import Gradients
-from dtrak.models.autoencoder import at_once as pictures_in_a_pass
+from dtrak.models.autoencoder import pictures_in_a_pass
 from dtrak.models.layout import Layout, lay_out
 from dtrak.models.prompts import fields_of
 from dtrak.objectives import OBJECTIVES

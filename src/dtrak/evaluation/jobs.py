@@ -28,7 +28,7 @@ Arrays = dict[str, NDArray[Any]]
 
 # What a process with torch and diffusers takes by itself, and the part of all memory that jobs may fill.
 PROCESS_BYTES = 512 << 20
-MEMORY_SHARE = 1 / 2
+JOBS_SHARE = 1 / 2
 
 
 @dataclass(frozen=True)
@@ -146,5 +146,5 @@ def threads_per_job(recipe: Recipe, model: DiffusionModel, told: Condition) -> i
     each, memory = training_bytes(model, told), total_memory(torch.device("cpu"))
     activations = each * images_at_once(recipe.training.batch_size, each, memory)
     job_bytes = PROCESS_BYTES + activations + weights + 3 * trained  # gradients and the optimiser's two moments
-    fitting = int(MEMORY_SHARE * memory / job_bytes)
+    fitting = int(JOBS_SHARE * memory / job_bytes)
     return max(1, cores() // max(1, min(cores(), fitting)))

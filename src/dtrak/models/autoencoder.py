@@ -15,7 +15,7 @@ from dtrak.models.fingerprints import digest_of
 PIXELS_AT_ONCE = 4 * 512 * 512
 
 
-def at_once(height: int, width: int) -> int:
+def pictures_in_a_pass(height: int, width: int) -> int:
     """How many images of this size share a pass."""
     return max(1, PIXELS_AT_ONCE // (height * width))
 
@@ -43,13 +43,13 @@ class Autoencoder:
 
     def encode(self, images: Tensor) -> Tensor:
         """The mode of the latents, [B, C, h, w]."""
-        return torch.cat([self.moments(part)[:, 0] for part in images.split(at_once(*images.shape[2:]))])
+        return torch.cat([self.moments(part)[:, 0] for part in images.split(pictures_in_a_pass(*images.shape[2:]))])
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Images [B, 3, H, W], about in [−1, 1]; a few at a time, as each takes more memory than the U-Net's pass."""
         height, width = (self.reduction * side for side in latents.shape[2:])
-        parts = (latents / self._scale + self._shift).split(at_once(height, width))
+        parts = (latents / self._scale + self._shift).split(pictures_in_a_pass(height, width))
         return torch.cat([self.network.decode(part).sample for part in parts])
 
     @cached_property

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dtrak.data import Images
 from dtrak.features import FeatureStore, Manifest, fill
-from dtrak.models.autoencoder import Autoencoder, at_once
+from dtrak.models.autoencoder import Autoencoder, pictures_in_a_pass
 from dtrak.models.text_encoders import AT_ONCE, Condition, TextEncoder
 from dtrak.noise import stable_hash
 from dtrak.progress import progress_bar
@@ -27,7 +27,7 @@ def latents_of(autoencoder: Autoencoder, images: Images, mirrored: bool, folder:
 
     what = "mirrored" if mirrored else "latents"
     made_from = (autoencoder.fingerprint, images.fingerprint)
-    return computed_once(what, made_from, (len(images), *shape), encode, at_once(height, width), folder)
+    return computed_once(what, made_from, (len(images), *shape), encode, pictures_in_a_pass(height, width), folder)
 
 
 def embeddings_of(encoder: TextEncoder, texts: Sequence[str], folder: Path | None) -> Condition:
