@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from commands import dtrak_fresh
+from dtrak.data import Images, load_images
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -71,3 +72,27 @@ def own_run(finished_run: Path, tmp_path: Path) -> Path:
 def recipe(tmp_path: Path) -> Callable[..., Path]:
     """Writes the tiny recipe, with changes, into the test's own folder."""
     return lambda **changes: tiny_recipe(tmp_path / "recipe.yaml", **changes)
+
+
+# a tiny Stable Diffusion; imported where it is wanted, as diffusers and transformers take seconds
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of its pipeline."""
+    from tiny_stable_diffusion import save_pipeline
+
+    return save_pipeline(tmp_path_factory.mktemp("base") / "pipeline")
+
+
+@pytest.fixture(scope="session")
+def painting_recipe(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe for a LoRA on it, beside the paintings that it names."""
+    from tiny_stable_diffusion import save_recipe
+
+    return save_recipe(tmp_path_factory.mktemp("paintings"), base)
+
+
+@pytest.fixture(scope="session")
+def paintings(painting_recipe: Path) -> Images:
+    return load_images(str(painting_recipe.parent / "train"))

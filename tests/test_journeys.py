@@ -12,20 +12,12 @@ from torch import Tensor
 
 import dtrak
 import tiny
+from definitions import Array, assert_close, exact_features, exact_gradient, features_of_seed, schedule, small_kernel
 from dtrak.errors import UsageError
 from dtrak.journeys import Journeys
 from dtrak.noise import gaussian
 from dtrak.sampling import BATCH, sample, to_pixels
 from test_benchmark import TRAIN, write_benchmark
-from test_methods import (
-    Array,
-    assert_close,
-    exact_features,
-    exact_gradient,
-    features_of_seed,
-    schedule,
-    small_kernel,
-)
 
 STEPS, SEEDS = 5, (7, 3, 11)
 PASSED = (800, 600, 400, 200, 0)

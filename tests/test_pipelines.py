@@ -13,7 +13,7 @@ from dtrak.errors import UsageError
 from dtrak.models import load_model, new_model, save_model
 from dtrak.recipes import LoRA, StableDiffusionRecipe
 from hub import hub_of
-from tiny_stable_diffusion import SIDE, save_pipeline
+from tiny_stable_diffusion import SIDE
 
 FORMS = {
     "safetensors": {"safe_serialization": True},
@@ -21,11 +21,6 @@ FORMS = {
     "fp16.safetensors": {"safe_serialization": True, "variant": "fp16"},
     "fp16.bin": {"safe_serialization": False, "variant": "fp16"},
 }
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_pipeline(tmp_path_factory.mktemp("base") / "pipeline")
 
 
 def saved_as(base: Path, folder: Path, *forms: str) -> Path:

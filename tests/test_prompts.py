@@ -8,38 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtrak.data import Images, load_images
+from dtrak.data import Images
 from dtrak.errors import UsageError
-from dtrak.models import load_model, new_model
+from dtrak.models import load_model
 from dtrak.models.prompts import prompts_of
 from dtrak.recipes import load_recipe
-from dtrak.training import Trainer
-from tiny_stable_diffusion import save_pipeline, save_recipe
+from tiny_stable_diffusion import trainer_of
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_pipeline(tmp_path_factory.mktemp("base") / "pipeline")
-
-
-@pytest.fixture(scope="module")
-def recipe(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_recipe(tmp_path_factory.mktemp("paintings"), base)
-
-
-@pytest.fixture(scope="module")
-def paintings(recipe: Path) -> Images:
-    return load_images(str(recipe.parent / "train"))
-
-
-def trainer_of(recipe: Path, images: Images) -> Trainer:
-    content = load_recipe(str(recipe))
-    torch.manual_seed(0)
-    return Trainer(new_model(content.model, images.shape, "tiny"), images, content.training)
-
-
-def test_some_prompts_are_left_empty_in_training(recipe: Path, paintings: Images) -> None:
-    trainer = trainer_of(recipe, paintings)
+def test_some_prompts_are_left_empty_in_training(painting_recipe: Path, paintings: Images) -> None:
+    trainer = trainer_of(painting_recipe, paintings)
     rows = np.arange(len(paintings))
     own = trainer.view.condition(rows)["encoder_hidden_states"]
     prompts = trainer.model.prompts
@@ -89,10 +67,10 @@ def test_images_without_a_prompt_are_named(base: Path, paintings: Images, capsys
     assert f"Prompts of 18 images of {paintings.source}: “by {{artist}}” filled in" in capsys.readouterr().err
 
 
-def test_run_refuses_a_prompt_that_the_images_cannot_fill(recipe: Path, tmp_path: Path) -> None:
+def test_run_refuses_a_prompt_that_the_images_cannot_fill(painting_recipe: Path, tmp_path: Path) -> None:
     from dtrak.runs import Run
 
-    text = recipe.read_text().replace("{caption}", "by {painter}")
+    text = painting_recipe.read_text().replace("{caption}", "by {painter}")
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(UsageError, match=r"names the column 'painter', but the images of .* have artist, caption"):
         Run.create(tmp_path / "run", load_recipe(str(tmp_path / "recipe.yaml")))

@@ -20,48 +20,25 @@ from dtrak.errors import UsageError
 from dtrak.featurizing import FeatureSettings, featurize
 from dtrak.gradients import Copies, Features
 from dtrak.memory import Peak
-from dtrak.models import DiffusionModel, load_model, new_model, save_model
+from dtrak.models import DiffusionModel, load_model, save_model
 from dtrak.models.text_encoders import ClipText
 from dtrak.noise import gaussian
 from dtrak.projections import make_projection
-from dtrak.recipes import load_recipe
 from dtrak.sampling import sample
-from dtrak.training import Trainer
-from tiny_stable_diffusion import SIDE, save_paintings, save_pipeline, save_recipe
+from tiny_stable_diffusion import SIDE, save_paintings, save_pipeline, trainer_of
 
 TIMESTEPS = (100, 700)
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_pipeline(tmp_path_factory.mktemp("base") / "pipeline")
-
-
-@pytest.fixture(scope="module")
-def recipe(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_recipe(tmp_path_factory.mktemp("paintings"), base)
-
-
-@pytest.fixture(scope="module")
-def paintings(recipe: Path) -> Images:
-    return load_images(str(recipe.parent / "train"))
-
-
-@pytest.fixture(scope="module")
-def lora(recipe: Path, paintings: Images, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lora(painting_recipe: Path, paintings: Images, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a LoRA after a few steps, so that none of its weights is zero."""
-    trainer = trainer_of(recipe, paintings)
+    trainer = trainer_of(painting_recipe, paintings)
     for _ in range(3):
         trainer.take_step()
     folder = tmp_path_factory.mktemp("lora") / "model"
     save_model(trainer.model, folder)
     return folder
-
-
-def trainer_of(recipe: Path, images: Images) -> Trainer:
-    content = load_recipe(str(recipe))
-    torch.manual_seed(0)
-    return Trainer(new_model(content.model, images.shape, "tiny"), images, content.training)
 
 
 def pipeline_of(base: Path, lora: Path | None = None) -> StableDiffusionPipeline:
@@ -184,20 +161,20 @@ def test_what_is_attributed(base: Path, lora: Path) -> None:
 
 
 def test_training_changes_the_lora_alone_and_goes_on_where_it_stopped(
-    recipe: Path, paintings: Images, tmp_path: Path
+    painting_recipe: Path, paintings: Images, tmp_path: Path
 ) -> None:
-    whole = trainer_of(recipe, paintings)
+    whole = trainer_of(painting_recipe, paintings)
     before = copy.deepcopy(whole.model.network.state_dict())
     for _ in range(4):
         whole.take_step()
     for name, value in whole.model.network.state_dict().items():
         assert torch.equal(value, before[name]) == ("lora_" not in name), name
-    first = trainer_of(recipe, paintings)
+    first = trainer_of(painting_recipe, paintings)
     for _ in range(2):
         first.take_step()
     first.save(tmp_path / "state")
     assert all("lora_" in name for name in load_file(tmp_path / "state") if name.startswith("weights/"))
-    second = trainer_of(recipe, paintings)
+    second = trainer_of(painting_recipe, paintings)
     second.load(tmp_path / "state")
     for _ in range(2):
         second.take_step()
@@ -299,9 +276,9 @@ def test_fingerprints_change_with_what_is_no_weight(base: Path, lora: Path, tmp_
     assert load_model(str(other)).fingerprint != load_model(str(base)).fingerprint
 
 
-def test_features_take_the_memory_of_a_training_step(recipe: Path, paintings: Images, tmp_path: Path) -> None:
+def test_features_take_the_memory_of_a_training_step(painting_recipe: Path, paintings: Images, tmp_path: Path) -> None:
     """The U-Net is there once; beside it, as much as six images take in training, or six copies of one."""
-    trainer = trainer_of(recipe, paintings)
+    trainer = trainer_of(painting_recipe, paintings)
     unet = sum(value.nbytes for value in trainer.model.network.parameters())
     trainer.take_step()
     with Peak() as step:

@@ -9,6 +9,11 @@ from diffusers import AutoencoderKL, PNDMScheduler, StableDiffusionPipeline, UNe
 from PIL import Image
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
+from dtrak.data import Images
+from dtrak.models import new_model
+from dtrak.recipes import load_recipe
+from dtrak.training import Trainer
+
 ARTISTS = ("anna", "bert", "carl")
 SIDE, TOKENS = 16, 24
 
@@ -118,6 +123,13 @@ def save_recipe(folder: Path, base: Path) -> Path:
     path = folder / "paintings.yaml"
     path.write_text(RECIPE.format(train=train, validation=validation, base=base))
     return path
+
+
+def trainer_of(recipe: Path, images: Images) -> Trainer:
+    """Of a new LoRA, as `dtrak train` makes it."""
+    content = load_recipe(str(recipe))
+    torch.manual_seed(0)
+    return Trainer(new_model(content.model, images.shape, "tiny"), images, content.training)
 
 
 if __name__ == "__main__":
