@@ -15,6 +15,7 @@ from dtrak.errors import DtrakError, UsageError
 from dtrak.noise import gaussian
 
 TRAIN = dtrak.load_images("digits:train").select(range(12))
+AVERAGE = {"objective": "avg"}
 QUERIES = dtrak.load_images("digits:validation").select([5, 3, 8])
 
 
@@ -114,11 +115,20 @@ def test_changed_weights_are_another_model(tmp_path: Path) -> None:
 def test_another_objective_is_d_traks_to_choose() -> None:
     model = tiny.unet()
     square, average = (
-        dtrak.attribute(model, TRAIN, QUERIES, timesteps=2, objective=objective).values for objective in (None, "avg")
+        dtrak.attribute(model, TRAIN, QUERIES, "d-trak", timesteps=2, objective=objective).values
+        for objective in (None, "avg")
     )
     assert not np.allclose(square, average)
     with pytest.raises(UsageError, match=r"trak does not take the objective 'avg': d-trak does"):
         dtrak.attribute(model, TRAIN, QUERIES, method="trak", objective="avg")
+
+
+def test_the_recommended_method_answers_unless_an_objective_is_named() -> None:
+    model, settings = tiny.unet(), {"timesteps": 2}
+    recommended, of_objective = (dtrak.attribute(model, TRAIN, QUERIES, **settings, **more) for more in ({}, AVERAGE))
+    assert (recommended.method, of_objective.method) == ("mixed-trak", "d-trak")
+    named = dtrak.attribute(model, TRAIN, QUERIES, "d-trak", **settings, **AVERAGE)
+    assert np.array_equal(of_objective.values, named.values)
 
 
 class Plain(nn.Module):

@@ -64,7 +64,8 @@ def counting() -> Iterator[dict[str, int]]:
 
 def test_passes_are_as_many_as_a_run_makes(recipe: MakeRecipe, tmp_path: Path) -> None:
     """But for the few with which a step finds out how much fits into memory."""
-    loaded = load_recipe(str(recipe(data={"select": {"count": 90}}, training={"batch_size": 40})))
+    changes = {"training": {"batch_size": 40}, "attribution": {"method": "d-trak"}}
+    loaded = load_recipe(str(recipe(data={"select": {"count": 90}}, **changes)))
     steps = steps_of(loaded, 90, 797, (1, 8, 8))
     run = Run.create(tmp_path / "run", loaded)
     with counting() as counts:
@@ -106,7 +107,7 @@ def test_disk_is_as_much_as_a_run_takes(finished_run: Path) -> None:
     weights = taken("model/unet/*.safetensors", "checkpoints/*/unet/*.safetensors")
     assert steps["train"].disk == 5 * 4 * 17_609 < weights < 1.3 * steps["train"].disk, "headers aside"
     features = taken("features/*/*/shard-*.safetensors")
-    assert steps["features"].disk == (2 * 1000 + 4) * 64 * 4 < features < 1.05 * steps["features"].disk
+    assert steps["features"].disk == 4 * (1000 + 4) * 64 * 4 < features < 1.05 * steps["features"].disk
     with np.load(finished_run / "scores.npz") as scores:
         assert scores["values"].nbytes == steps["score"].disk
 

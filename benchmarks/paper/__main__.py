@@ -1,51 +1,91 @@
-"""The paper's findings and our own choices, measured again on small benchmarks; each finding is a table with its error.
+"""The paper's findings and our own choices, measured again on small benchmarks; each finding is tables with errors.
 
-    python benchmarks/paper digits=RUN/benchmark --run digits=RUN --folder runs/paper --out docs/results
+    python benchmarks/paper digits=RUN/benchmark --run digits=RUN
     python benchmarks/paper cifar2=FOLDER --only constructions,noise
 
-Writes OUT/NAME.md and OUT/NAME-*.png for each benchmark NAME. Everything measured is kept in the folder: kill it and
-run it again, and only what is missing is computed. LDS is with the best damping in hindsight, as in the paper, unless
-a table says otherwise; ± is the standard deviation of a bootstrap over the retrained models.
+Writes OUT/NAME/FINDING.md and the figures of a finding for each benchmark NAME. Everything measured is kept in the
+folder: kill it and run it again, and only what is missing is computed. LDS is with the best damping in hindsight, as in
+the paper, unless a table says otherwise; ± is the standard deviation of a bootstrap over the retrained models.
 """
 
 import argparse
-import shlex
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from figures import draw
-from findings import FINDINGS
-from own import OWN
+import findings
+import noise
+import own
+from drawings import Drawing
 from study import Study
 
 from dtrak.benchmark import Benchmark
 from dtrak.evaluation.lds import ceiling
 from dtrak.evaluation.tables import Table
 from dtrak.files import write_text
+from dtrak.report.figures import save_figure
 
-EVERY = {**FINDINGS, **OWN}
+FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
+    "methods": findings.methods,
+    "constructions": findings.constructions,
+    "interpolation": noise.interpolation,
+    "noise": noise.noise,
+    "draws": noise.draws,
+    "retraining": findings.retraining,
+    "outputs": findings.outputs,
+    "ablations": findings.ablations,
+    "counterfactuals": findings.counterfactuals,
+    "pictures": findings.pictures,
+    "recommended": own.recommended,
+    "mixtures": own.mixtures,
+    "projections": own.projections,
+    "parameters": own.parameters,
+    "dampings": own.dampings,
+    "costs": own.costs,
+    "many-timesteps": findings.many_timesteps,
+}
 
 
 def main() -> None:
     args = parse()
     for study in args.studies:
-        parts = [heading(study)]
         for name in args.only:
             started = time.monotonic()
-            for table in EVERY[name](study):
-                parts.append(section(table))
+            write(study, name, args.out / study.name)
             print(f"{study.name}: {name}, {time.monotonic() - started:.0f} s", file=sys.stderr)
-            write_text(args.out / f"{study.name}.md", "\n".join(parts))
-        if args.only == list(EVERY):
-            draw(study, args.out)
 
 
-def heading(study: Study) -> str:
+def write(study: Study, name: str, folder: Path) -> None:
+    """One finding: its tables as folder/NAME.md, and its figures beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [heading(study, name)]
+    for one in FINDINGS[name](study):
+        if isinstance(one, Table):
+            parts.append(f"## {one.caption}\n\n{replace(one, caption='').markdown()}")
+        else:
+            draw(one, folder)
+            parts.append(f"![{one.name}]({one.name}.png)\n")
+    if len(parts) > 1:
+        write_text(folder / f"{name}.md", "\n".join(parts))
+
+
+def draw(drawing: Drawing, folder: Path) -> None:
+    path = folder / f"{drawing.name}.png"
+    if isinstance(drawing.figure, Path):
+        shutil.copy(drawing.figure, path)
+    else:
+        save_figure(drawing.figure, path)
+
+
+def heading(study: Study, finding: str) -> str:
     """What was measured, and the command that does it again."""
-    benchmark, lines = study.benchmark, [f"# {study.name}", ""]
-    lines += [f"```\n{shlex.join(['python', 'benchmarks/paper', *sys.argv[1:]])}\n```", ""]
+    benchmark = study.benchmark
+    run = f" --run {study.name}=RUN" if study.run else ""
+    lines = [f"# {study.name}: {finding}", ""]
+    lines += [f"```\npython benchmarks/paper {study.name}=FOLDER{run} --only {finding}\n```", ""]
     for kind in study.query_kinds:
         losses = benchmark.losses(kind)
         top = ceiling(losses)
@@ -57,21 +97,17 @@ def heading(study: Study) -> str:
     return "\n".join(lines) + "\n"
 
 
-def section(table: Table) -> str:
-    return f"## {table.caption}\n\n{replace(table, caption='').markdown()}"
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benchmarks", nargs="+", metavar="NAME=FOLDER")
     parser.add_argument("--run", action="append", default=[], metavar="NAME=RUN", help="for its checkpoints")
     parser.add_argument("--folder", type=Path, default=Path("runs/paper"), help="keeps what was measured")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--only", default=",".join(EVERY), help=f"some of {', '.join(EVERY)}")
+    parser.add_argument("--only", default=",".join(FINDINGS), help=f"some of {', '.join(FINDINGS)}")
     args = parser.parse_args()
     args.only = args.only.split(",")
-    if unknown := set(args.only) - EVERY.keys():
-        parser.error(f"--only {min(unknown)}: choose from {', '.join(EVERY)}")
+    if unknown := set(args.only) - FINDINGS.keys():
+        parser.error(f"--only {min(unknown)}: choose from {', '.join(FINDINGS)}")
     runs = {name: Path(path) for name, _, path in (one.partition("=") for one in args.run)}
     args.studies = [
         Study(name, Benchmark.open(path), args.folder / name, runs.get(name))

@@ -1,120 +1,118 @@
-"""What the paper reports, each as a table of a benchmark: constructions, interpolation, methods, retraining, ablations.
-
-A finding is a function from a study to tables; `FINDINGS` names them in the order of the paper.
-"""
+"""What the paper reports, each as tables of a benchmark: constructions, methods, retraining, outputs, ablations,
+counterfactuals, pictures. A finding is a function from a study to tables and drawings."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from study import LDS, Study
+from drawings import Drawing
+from study import Measured, Study
 
-from dtrak.evaluation.tables import Entry, Table
+from dtrak import attribute
+from dtrak.evaluation.lds import ceiling
+from dtrak.evaluation.tables import Cell, Entry, Table
 from dtrak.objectives import OBJECTIVES
+from dtrak.report.figures import proponents_and_opponents, self_influence
 
-Tables = Iterator[Table]
+Finding = Iterator[Table | Drawing]
+KERNELS = ("trak", "d-trak")
+OF_CHECKPOINTS = ("tracin", "gas")
 FREE = (
-    "random,raw-pixel-dot,raw-pixel-cosine,clip-dot,clip-cosine,gradient-dot,gradient-cosine,tracin,gas,"
-    "relative-if,renormalized-if,trak,d-trak,mixed-trak"
+    *("random", "raw-pixel-dot", "raw-pixel-cosine", "clip-dot", "clip-cosine", "gradient-dot", "gradient-cosine"),
+    *OF_CHECKPOINTS,
+    *("relative-if", "renormalized-if", "trak", "d-trak", "mixed-trak"),
 )
-ETAS = [eta / 10 for eta in range(11)]
-NOISES = {"shared": "shared noise", "per-image": "own noise"}
-KERNELS = "trak,d-trak"
+SHOWN = 4  # pictures
 
 
-def constructions(study: Study) -> Tables:
+def constructions(study: Study) -> Finding:
     """The paper's first table: which function's gradient describes an image best."""
-    for kind in study.query_kinds:
-        rows: list[list[Entry]] = []
-        found: dict[int, dict[str, LDS]] = {}
-        for k in (10, 100):
-            study.fill(list(OBJECTIVES), timesteps=k)
-            found[k] = {name: _of_objective(study, name, kind, timesteps=k) for name in OBJECTIVES}
-        for name in OBJECTIVES:
-            rows.append([name, *(found[k][name].cell for k in (10, 100))])
-        yield Table(["objective", "K = 10", "K = 100"], rows, f"Constructions of φ, {kind} queries")
+    yield _of_objectives(study, list(OBJECTIVES), (10, 100))
 
 
-def many_timesteps(study: Study) -> Tables:
+def many_timesteps(study: Study) -> Finding:
     """The same with all timesteps, for the two that matter most; hours."""
-    study.fill(["simple", "square"], timesteps=1000)
-    rows: list[list[Entry]] = [
-        [name, *(_of_objective(study, name, kind, timesteps=1000).cell for kind in study.query_kinds)]
-        for name in ("simple", "square")
-    ]
-    yield Table(["objective", *study.query_kinds], rows, "Constructions of φ, K = 1000")
+    yield _of_objectives(study, ["simple", "square"], (1000,))
 
 
-def interpolation(study: Study) -> Tables:
-    """From the noise's part of L_Simple to L_Square: η = ½ is TRAK, η = 1 D-TRAK; with shared noise, and without."""
-    columns = [(kind, noise) for kind in study.query_kinds for noise in NOISES]
-    found = {column: interpolated(study, *column) for column in columns}
-    rows: list[list[Entry]] = [[eta, *(found[column][eta].cell for column in columns)] for eta in ETAS]
-    yield Table(["η", *(f"{kind}, {NOISES[noise]}" for kind, noise in columns)], rows, "Interpolation, K = 10")
-
-
-def interpolated(study: Study, kind: str, noise: str) -> dict[float, LDS]:
-    """By η."""
-    names = {eta: f"interpolated({eta:g})" for eta in ETAS}
-    study.fill(list(names.values()), timesteps=10, noise=noise)
-    return {eta: _of_objective(study, name, kind, timesteps=10, noise=noise) for eta, name in names.items()}
-
-
-def methods(study: Study) -> Tables:
+def methods(study: Study) -> Finding:
     """Every method that retrains nothing."""
-    extra = _checkpoints(study)
-    names = ",".join(name for name in FREE.split(",") if extra or name not in ("tracin", "gas"))
+    names = [name for name in FREE if study.checkpoints or name not in OF_CHECKPOINTS]
     columns = [(kind, k) for kind in study.query_kinds for k in (10, 100)]
-    found = {(kind, k): study.measure(names, queries=kind, timesteps=k, **extra) for kind, k in columns}
-    rows: list[list[Entry]] = [[name, *(found[column][name].cell for column in columns)] for name in names.split(",")]
+    found = {(kind, k): study.measure(names, queries=kind, timesteps=k, **study.checkpoints) for kind, k in columns}
+    rows: list[list[Entry]] = [[name, *(found[column][name].cell for column in columns)] for name in names]
     yield Table(["method", *(f"{kind}, K = {k}" for kind, k in columns)], rows, "Methods that retrain nothing")
 
 
-def retraining(study: Study) -> Tables:
+def retraining(study: Study) -> Finding:
     """Ensembles of S models, and what is learnt from the losses of half of the subsets, reported on the others."""
-    for kind in study.query_kinds:
-        rows: list[list[Entry]] = []
-        if study.benchmark.retrained:
-            for size in (1, 2, 4, 8):
-                found = study.measure(
-                    "trak-ensemble,d-trak-ensemble", queries=kind, timesteps=10, ensemble_size=size, damping="auto"
-                )
-                rows += [[f"{name}, S = {size}", one.cell] for name, one in found.items()]
-        half = len(study.benchmark.masks) // 2
-        learnt = study.measure("empirical-influence,datamodel,datamodel-lasso", queries=kind)
-        rows += [[f"{name}, S = {half}", one.cell] for name, one in learnt.items()]
-        alone = study.measure(f"{KERNELS},empirical-influence", queries=kind, timesteps=10, damping="auto")
-        rows += [[f"{name}, the model alone", alone[name].cell] for name in KERNELS.split(",")]
-        yield Table(["method", "LDS %"], rows, f"Methods that retrain, {kind} queries, on the other {half} subsets")
+    half = len(study.benchmark.masks) // 2
+    ensembles = ("trak-ensemble", "d-trak-ensemble")
+    learnt = ("empirical-influence", "datamodel", "datamodel-lasso")
+    kinds, rows = study.query_kinds, list[list[Entry]]()
+
+    def add(names: tuple[str, ...], label: str, **settings: Any) -> None:
+        # With a method that learns among them, all are reported on the other half.
+        asked = (*names, *(learnt[:1] if not {*names} & {*learnt, *ensembles} else ()))
+        found = [study.measure(asked, queries=kind, damping="auto", **settings) for kind in kinds]
+        rows.extend([f"{name}, {label}", *(one[name].cell for one in found)] for name in names)
+
+    for size in (1, 2, 4, 8) if study.benchmark.retrained else ():
+        add(ensembles, f"S = {size}", timesteps=10, ensemble_size=size)
+    add(learnt, f"S = {half}")
+    add((*KERNELS, "mixed-trak"), "the model alone", timesteps=10)
+    yield Table(["method", *kinds], rows, f"Methods that retrain, on the other {half} subsets")
 
 
-def outputs(study: Study) -> Tables:
+def outputs(study: Study) -> Finding:
     """Whether a construction of φ predicts one output F of retrained models better than others."""
     if not (study.benchmark.folder / "outputs").exists():
         return
-    study.fill(list(OBJECTIVES), timesteps=10)
-    kind = "validation"
-    rows: list[list[Entry]] = [
-        [f"F = {output}", *(_of_objective(study, name, kind, timesteps=10, output=output).cell for name in OBJECTIVES)]
-        for output in OBJECTIVES
-    ]
-    yield Table(["output", *(f"φ = {name}" for name in OBJECTIVES)], rows, f"Output and construction, {kind} queries")
+    study.features(list(OBJECTIVES), timesteps=10)
+    for kind in study.query_kinds:
+        rows: list[list[Entry]] = []
+        for output in OBJECTIVES:
+            found = [_of_objective(study, name, kind, timesteps=10, output=output).cell for name in OBJECTIVES]
+            top = ceiling(study.benchmark.losses(kind, output))
+            rows.append([f"F = {output}", Cell(top, "?" if top is None else f"{top:.1f}"), *found])
+        heads = ["output", "ceiling", *(f"φ = {name}" for name in OBJECTIVES)]
+        yield Table(heads, rows, f"Output and construction, {kind} queries")
+    for kind in study.query_kinds:
+        yield _mean_prediction(study, kind)
 
 
-def ablations(study: Study) -> Tables:
+def _mean_prediction(study: Study, kind: str) -> Table:
+    """Training lowers the loss of an image, whatever that does to its mean prediction: so the training side of a kernel
+    that predicts F = avg should be the loss's gradient, and only the query's that of F."""
+    rows: list[list[Entry]] = []
+    for trained, asked in (("avg", "avg"), ("simple", "avg"), ("simple", "simple")):
+
+        def make(trained: str = trained, asked: str = asked) -> Any:
+            found = study.features([trained, asked], timesteps=10)
+            return found["train"][trained], found[kind][asked]
+
+        cells = [
+            study.of_kernel(make, trained, asked, 10, queries=kind, output=output).cell for output in ("avg", "simple")
+        ]
+        rows.append([f"Φ of {trained}, φ(x) of {asked}", *cells])
+    return Table(["features", "F = avg", "F = simple"], rows, f"The mean prediction as output, {kind} queries")
+
+
+def ablations(study: Study) -> Finding:
     """Dimensions, noises against timesteps, uniform against cumulative ones, checkpoints."""
-    yield _ablation(study, "k", {str(k): {"projection_dim": k} for k in (128, 512, 2048, 4096, 8192)})
+    yield ablation(study, "k", {f"{k:,}": {"projection_dim": k} for k in (128, 512, 2048, 4096, 8192)})
     ways = {"100 × 1": (100, 1), "50 × 2": (50, 2), "20 × 5": (20, 5), "10 × 10": (10, 10)}
-    yield _ablation(study, "timesteps × noises", {name: {"timesteps": k, "draws": z} for name, (k, z) in ways.items()})
-    kinds = {"uniform": "", "cumulative": "cumulative:"}
-    both = {f"{name}, K = {k}": {"timesteps": f"{prefix}{k}"} for name, prefix in kinds.items() for k in (10, 100)}
-    yield _ablation(study, "timesteps", both)
+    yield ablation(study, "timesteps × noises", {name: {"timesteps": k, "draws": z} for name, (k, z) in ways.items()})
+    spread = {f"uniform, K = {k}": k for k in (10, 100)} | {
+        f"cumulative, K = {k}": f"cumulative:{k}" for k in (10, 100)
+    }
+    yield ablation(study, "timesteps", {name: {"timesteps": one} for name, one in spread.items()})
     if study.run is not None:
-        found = sorted((study.run / "checkpoints").iterdir())
-        yield _ablation(study, "checkpoint", {path.name: {"model": path} for path in found})
+        found = sorted(path for path in (study.run / "checkpoints").iterdir() if path.is_dir())
+        yield ablation(study, "checkpoint", {path.name: {"model": path} for path in found})
 
 
-def counterfactuals(study: Study) -> Tables:
+def counterfactuals(study: Study) -> Finding:
     """What `dtrak evaluate counterfactual RUN` has found, for finished pictures and on the way to them."""
     folder = None if study.run is None else study.run / "counterfactual"
     for path in sorted(folder.rglob("counterfactual.json")) if folder else []:
@@ -127,37 +125,44 @@ def counterfactuals(study: Study) -> Tables:
         ]
         caption = f"Counterfactuals: {where}, {pictures} pictures, {removed} images removed; median (quartiles)"
         yield Table(["method", "ℓ2", "cosine"], rows, caption)
+        for drawing in sorted(path.parent.glob("*.png")):
+            yield Drawing(f"{'' if step is None else f'step-{step}-'}{drawing.stem}", drawing)
+
+
+def pictures(study: Study) -> Finding:
+    """Where generated pictures come from, or held-out images where there are none."""
+    train, queries = study.benchmark.train, study.benchmark.queries(study.query_kinds[-1])
+    scores = attribute(study.model, train, queries, KERNELS, cache=study.cache(None, timesteps=10), timesteps=10)
+    yield Drawing("proponents", proponents_and_opponents(scores, train, queries.select(range(SHOWN))))
+    yield Drawing("self-influence", self_influence(scores["d-trak"], train))
+
+
+def ablation(
+    study: Study, what: str, choices: Mapping[str, Mapping[str, Any]], names: tuple[str, ...] = KERNELS
+) -> Table:
+    """Some methods with different settings, at K = 10 unless they say otherwise."""
+    rows: list[list[Entry]] = []
+    for choice, settings in choices.items():
+        found = [study.measure(names, queries=kind, **{"timesteps": 10, **settings}) for kind in study.query_kinds]
+        rows.append([choice, *(one[method].cell for one in found for method in names)])
+    heads = [f"{method}, {kind}" for kind in study.query_kinds for method in names]
+    return Table([what, *heads], rows, f"LDS against {what}")
+
+
+def _of_objectives(study: Study, objectives: list[str], timesteps: tuple[int, ...]) -> Table:
+    for k in timesteps:
+        study.features(objectives, timesteps=k)
+    columns = [(kind, k) for kind in study.query_kinds for k in timesteps]
+    rows: list[list[Entry]] = [
+        [name, *(_of_objective(study, name, kind, timesteps=k).cell for kind, k in columns)] for name in objectives
+    ]
+    return Table(["objective", *(f"{kind}, K = {k}" for kind, k in columns)], rows, "Constructions of φ")
+
+
+def _of_objective(study: Study, name: str, kind: str, **settings: Any) -> Measured:
+    return study.measure(("d-trak",), objective=name, queries=kind, **settings)["d-trak"]
 
 
 def _quartiles(summary: dict[str, Any]) -> str:
     low, high = summary["quartiles"]
     return f"{summary['median']:.3g} ({low:.3g} to {high:.3g})"
-
-
-def _ablation(study: Study, what: str, choices: dict[str, dict[str, Any]]) -> Table:
-    rows: list[list[Entry]] = []
-    for name, settings in choices.items():
-        found = [study.measure(KERNELS, queries=kind, **{"timesteps": 10, **settings}) for kind in study.query_kinds]
-        rows.append([name, *(one[method].cell for one in found for method in KERNELS.split(","))])
-    heads = [f"{method}, {kind}" for kind in study.query_kinds for method in KERNELS.split(",")]
-    return Table([what, *heads], rows, f"LDS against {what}")
-
-
-def _of_objective(study: Study, name: str, kind: str, **settings: Any) -> LDS:
-    return study.measure("d-trak", objective=name, queries=kind, **settings)["d-trak"]
-
-
-def _checkpoints(study: Study) -> dict[str, Any]:
-    return {} if study.run is None else {"checkpoints": study.run / "checkpoints"}
-
-
-FINDINGS: dict[str, Callable[[Study], Tables]] = {
-    "constructions": constructions,
-    "many-timesteps": many_timesteps,
-    "interpolation": interpolation,
-    "methods": methods,
-    "retraining": retraining,
-    "outputs": outputs,
-    "ablations": ablations,
-    "counterfactuals": counterfactuals,
-}

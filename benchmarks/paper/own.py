@@ -1,10 +1,11 @@
-"""Choices of our own beside the paper's: noise, projection, mixtures, parameters and damping, with what they cost."""
+"""Choices of our own beside the paper's: projection, mixtures, parameters and damping, with what they cost."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from findings import KERNELS, Tables
-from study import LDS, Study
+from drawings import Choice, Drawing, cost_figure, damping_curve, frontier
+from findings import KERNELS, OF_CHECKPOINTS, Finding, ablation
+from study import Study
 
 from dtrak.evaluation.tables import Cell, Entry, Table
 
@@ -17,38 +18,21 @@ MIXTURES = (
     ["simple", "square", "avg"],
     ["simple", "elbo", "square", "avg", "l1", "l2", "linf"],
 )
-PARAMETERS = {
-    "all": None,
-    "up blocks": "up_blocks",
-    "up blocks, conv_out": "up_blocks|conv_out",
-    "conv_out": "conv_out",
-}
+PARAMETERS = {"up blocks": "up_blocks", "up blocks, conv_out": "up_blocks|conv_out", "conv_out": "conv_out"}
+RECOMMENDED = (*KERNELS, "mixed-trak")
 
 
-def noise(study: Study) -> Tables:
-    """The same noise for every image at a timestep, or noise of its own for each."""
-    for kind in study.query_kinds:
-        rows: list[list[Entry]] = []
-        for k in (2, 5, 10, 100):
-            found = [study.measure(KERNELS, queries=kind, timesteps=k, noise=way) for way in ("shared", "per-image")]
-            rows.append([k, *(one[method].cell for method in KERNELS.split(",") for one in found)])
-        heads = [f"{method}, {way}" for method in KERNELS.split(",") for way in ("shared", "own")]
-        yield Table(["K", *heads], rows, f"Shared noise, or each image its own, {kind} queries")
-
-
-def projections(study: Study) -> Tables:
+def projections(study: Study) -> Finding:
     """A sketch is as good as a dense matrix, for a fraction of the time."""
-    rows: list[list[Entry]] = []
-    for name in ("sketch", "dense"):
-        for k in (512, 4096):
-            found = study.measure(KERNELS, timesteps=10, projection=name, projection_dim=k)
-            rows.append([f"{name}, k = {k:,}", *(found[method].cell for method in KERNELS.split(","))])
-    yield Table(["projection", *KERNELS.split(",")], rows, "Projections, validation queries, K = 10")
+    ways = [(name, k) for name in ("sketch", "dense") for k in (512, 4096)]
+    yield ablation(
+        study, "projection", {f"{name}, k = {k:,}": {"projection": name, "projection_dim": k} for name, k in ways}
+    )
 
 
-def mixtures(study: Study) -> Tables:
+def mixtures(study: Study) -> Finding:
     """Standardised scores of several objectives from one forward pass, added."""
-    study.fill(MIXTURES[-1], timesteps=10)
+    study.features(MIXTURES[-1], timesteps=10)
     rows: list[list[Entry]] = [
         [" + ".join(names), *(study.mixed(names, kind, timesteps=10).cell for kind in study.query_kinds)]
         for names in MIXTURES
@@ -56,46 +40,67 @@ def mixtures(study: Study) -> Tables:
     yield Table(["objectives", *study.query_kinds], rows, "Mixtures of objectives, K = 10, damping auto")
 
 
-def parameters(study: Study) -> Tables:
+def recommended(study: Study) -> Finding:
+    """What a user gets, with λ by rule; the gain has the error of the same subsets drawn for both."""
+    for k in (10, 100):
+        rows: list[list[Entry]] = []
+        for method in RECOMMENDED:
+            found = [
+                study.measure(RECOMMENDED, queries=kind, timesteps=k, damping="auto") for kind in study.query_kinds
+            ]
+            rows.append([method, *(one[method].cell for one in found)])
+        for method in KERNELS:
+            gains = [study.gain("mixed-trak", method, kind, timesteps=k).cell for kind in study.query_kinds]
+            rows.append([f"mixed-trak's gain over {method}", *gains])
+        yield Table(["method", *study.query_kinds], rows, f"Recommended, damping auto, K = {k}")
+
+
+def parameters(study: Study) -> Finding:
     """Fewer parameters, shorter backward passes."""
-    rows: list[list[Entry]] = []
-    for name, pattern in PARAMETERS.items():
-        found = [study.measure(KERNELS, queries=kind, timesteps=10, parameters=pattern) for kind in study.query_kinds]
-        cost = found[0]["d-trak"].seconds
-        rows.append([name, *(one[m].cell for one in found for m in KERNELS.split(",")), Cell(cost, f"{cost:.0f}")])
-    heads = [f"{method}, {kind}" for kind in study.query_kinds for method in KERNELS.split(",")]
-    yield Table(["parameters", *heads, "seconds"], rows, "Parameters, K = 10")
+    yield ablation(
+        study,
+        "parameters",
+        {"all": {}} | {name: {"parameters": pattern} for name, pattern in PARAMETERS.items()},
+        RECOMMENDED,
+    )
 
 
-def dampings(study: Study) -> Tables:
+def dampings(study: Study) -> Finding:
     """Rules that look at no retrained model, beside the best in hindsight."""
     ways = ("best", "auto", "spectrum", "0.1")
     rows: list[list[Entry]] = []
     for k in (10, 100):
         found = {way: study.measure(KERNELS, timesteps=k, damping=way) for way in ways}
-        rows += [[f"{method}, K = {k}", *(found[way][method].cell for way in ways)] for method in KERNELS.split(",")]
+        rows += [[f"{method}, K = {k}", *(found[way][method].cell for way in ways)] for method in KERNELS]
     yield Table(["", *ways], rows, "Ways to set the damping, validation queries")
+    tried = {f"{name}, K = {k}": one for k in (10, 100) for name, one in study.measure(KERNELS, timesteps=k).items()}
+    yield Drawing("damping", damping_curve(tried))
 
 
-def costs(study: Study, kind: str = "validation") -> Iterator[tuple[str, LDS]]:
-    """Every choice with its LDS and the seconds that it takes, for the figure and its frontier."""
+def costs(study: Study) -> Finding:
+    """Every choice with its LDS and what its features cost, timed one after the other."""
+    choices = sorted(_choices(study), key=lambda one: one.seconds)
+    best = frontier(choices)
+    rows: list[list[Entry]] = [
+        [one.name, one.lds.cell, Cell(one.seconds, f"{one.seconds:.1f}"), "yes" if one in best else ""]
+        for one in choices
+    ]
+    yield Table(["choice", "LDS %", "seconds", "frontier"], rows, "LDS and cost, validation queries")
+    yield Drawing("cost", cost_figure(choices))
+
+
+def _choices(study: Study) -> Iterator[Choice]:
+    def each(methods: tuple[str, ...], name: str, **settings: Any) -> Iterator[Choice]:
+        for method, one in study.measure(methods, **settings).items():
+            yield Choice(method, name, one, study.seconds(method, **settings))
+
     for k in (2, 5, 10, 100):
-        for way in ("shared", "per-image"):
-            for name, one in study.measure(f"{KERNELS},mixed-trak", queries=kind, timesteps=k, noise=way).items():
-                yield f"{name}, K = {k}{', own noise' * (way != 'shared')}", one
+        yield from each(RECOMMENDED, f"K = {k}", timesteps=k)
+        yield from each(KERNELS, f"K = {k}, own noise", timesteps=k, noise="per-image")
     for name, pattern in PARAMETERS.items():
-        if pattern is not None:
-            choice: dict[str, Any] = {"timesteps": 10, "parameters": pattern}
-            for method, one in study.measure(KERNELS, queries=kind, **choice).items():
-                yield f"{method}, {name}", one
-    for method, one in study.measure("raw-pixel-cosine,clip-cosine", queries=kind).items():
-        yield method, one
-
-
-OWN = {
-    "noise": noise,
-    "projections": projections,
-    "mixtures": mixtures,
-    "parameters": parameters,
-    "dampings": dampings,
-}
+        yield from each(RECOMMENDED, name, timesteps=10, parameters=pattern)
+    yield from each(KERNELS, "dense projection", timesteps=10, projection="dense", projection_dim=4096)
+    yield from each(("gradient-cosine", "relative-if", "renormalized-if"), "", timesteps=10)
+    yield from each(("raw-pixel-cosine", "clip-cosine"), "")
+    if study.checkpoints:
+        yield from each(OF_CHECKPOINTS, "", timesteps=10, **study.checkpoints)

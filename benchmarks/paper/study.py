@@ -1,38 +1,43 @@
 """A benchmark under study: what was measured of it is kept, so that a killed night goes on where it stopped."""
 
-import hashlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dtrak import DiffusionModel, attribute
 from dtrak.attribution import gather
 from dtrak.benchmark import Benchmark
-from dtrak.damping import Damping
+from dtrak.damping import GRIDS, Damping
 from dtrak.evaluation.comparison import compare
-from dtrak.evaluation.lds import evaluate_lds
+from dtrak.evaluation.lds import bootstrap, evaluate_lds, mean_lds
 from dtrak.evaluation.tables import Cell
 from dtrak.featurizing import feature_settings, featurize
 from dtrak.files import write_json, write_text
-from dtrak.methods import split_methods
+from dtrak.methods.inputs import InMemory, Vectors
 from dtrak.models import load_model
 from dtrak.noise import stable_hash
 
 ENCODER = "efficientnet-lite0"  # comes with the installation
+TIMED = 400  # noised copies of images that a choice is timed on
+
+Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class LDS:
-    """Of one method, in percent."""
+class Measured:
+    """An LDS, or a difference between two, in percent."""
 
     mean: float
     std: float  # of a bootstrap over subsets
     damping: float | None = None
-    seconds: float = 0.0  # to score, features included
     curve: tuple[tuple[float, float], ...] = ()  # (λ, LDS) where several λ were tried
 
     @property
@@ -51,62 +56,124 @@ class Study:
     def query_kinds(self) -> list[str]:
         return [kind for kind in ("validation", "generated") if (self.benchmark.folder / f"{kind}.npz").exists()]
 
-    def measure(self, methods: str, model: Path | None = None, **settings: Any) -> dict[str, LDS]:
+    @cached_property
+    def model(self) -> DiffusionModel:
+        return load_model(str(self.benchmark.folder / "model"))
+
+    @property
+    def checkpoints(self) -> dict[str, Path]:
+        """The setting with which methods that need checkpoints find them, where there are some."""
+        return {} if self.run is None else {"checkpoints": self.run / "checkpoints"}
+
+    def measure(self, methods: Sequence[str], model: Path | None = None, **settings: Any) -> dict[str, Measured]:
         """The LDS of each method, by `compare`; the paper takes the best damping in hindsight, and so does this."""
-        settings = {"damping": "best", "encoder": ENCODER, **settings}
-        path = self._kept(methods, str(model), sorted(settings.items()))
-        if not path.exists():
-            cache = self.features(model, **settings)
-            found = compare(self.benchmark, split_methods(methods), cache, model=model, device="cpu", **settings)
-            write_text(path, found.json())
-        content = json.loads(path.read_text())["methods"]
+        settings = {"damping": "best", "encoder": ENCODER, **_given(settings)}
+
+        def ask() -> str:
+            cache = self.cache(model, **settings)
+            return compare(self.benchmark, methods, cache, model=model, device="cpu", **settings).json()
+
+        content = json.loads(self._once(ask, "compare", methods, str(model), sorted(settings.items())))["methods"]
         return {
-            name: LDS(one["lds"], one["bootstrap_std"], one["damping"], one["seconds"], tuple(map(tuple, one["curve"])))
+            name: Measured(one["lds"], one["bootstrap_std"], one["damping"], tuple(map(tuple, one["curve"])))
             for name, one in content.items()
         }
 
-    def fill(self, objectives: Sequence[str], **settings: Any) -> None:
-        """Make the features of several objectives with one forward pass for all of them."""
-        folder, model = self.features(None, **settings), load_model(str(self.benchmark.folder / "model"))
-        wanted = feature_settings(settings)
-        featurize(model, self.benchmark.train, objectives, wanted, folder, "train")
-        for kind in self.query_kinds:
-            queries = self.benchmark.queries(kind)
-            featurize(model, queries, objectives, wanted, folder, f"queries-{queries.fingerprint[:8]}")
+    def features(self, objectives: Sequence[str], **settings: Any) -> dict[str, dict[str, Array]]:
+        """{"train" or a kind of queries: {objective: [rows, k]}}; objectives share their forward passes."""
+        wanted, cache = feature_settings(_given(settings)), self.cache(None, **settings)
+        sets = {"train": self.benchmark.train} | {kind: self.benchmark.queries(kind) for kind in self.query_kinds}
+        found = {}
+        for name, images in sets.items():
+            folder = "train" if name == "train" else f"queries-{images.fingerprint[:8]}"
+            stores = featurize(self.model, images, objectives, wanted, cache, folder)
+            found[name] = {objective: store.numpy() for objective, store in stores.items()}
+        return found
 
-    def mixed(self, objectives: Sequence[str], queries: str, **settings: Any) -> LDS:
+    def of_kernel(
+        self, make: Callable[[], tuple[Array, Array]], *question: object, queries: str, output: str = "simple"
+    ) -> Measured:
+        """The LDS of the kernel of Φ [N, k] and φ(x) [Q, k], which are made unless the question was answered before."""
+
+        def ask() -> str:
+            train, asked = make()
+            vectors = Vectors(InMemory(train), asked)
+            masks, losses = self.benchmark.masks, self.benchmark.losses(queries, output)
+            values = [vectors.kernel.scores(vectors.coordinates, vectors.absolute(one)) for one in GRIDS["log"]]
+            best = max(values, key=lambda one: mean_lds(one, masks, losses))
+            found = evaluate_lds(best, masks, losses)
+            return json.dumps({"mean": found.mean, "std": found.bootstrap_std})
+
+        return Measured(**json.loads(self._once(ask, "kernel", question, queries, output)))
+
+    def mixed(self, objectives: Sequence[str], queries: str, **settings: Any) -> Measured:
         """The LDS of the mean of several objectives' scores, each standardised for each query, with damping auto."""
-        path = self._kept("mixed", list(objectives), queries, sorted(settings.items()))
-        if not path.exists():
-            total = sum(self._standardised(objective, queries, **settings) for objective in objectives)
-            found = evaluate_lds(np.asarray(total), self.benchmark.masks, self.benchmark.losses(queries))
-            write_json(path, {"mean": found.mean, "std": found.bootstrap_std})
-        return LDS(**json.loads(path.read_text()))
 
-    def _standardised(self, objective: str, queries: str, **settings: Any) -> np.ndarray:
-        """[Q, N]."""
+        def ask() -> str:
+            total: Array = sum(  # type: ignore[assignment]
+                _standardised(self.scores("d-trak", queries, objective=one, **settings)) for one in objectives
+            )
+            found = evaluate_lds(total, self.benchmark.masks, self.benchmark.losses(queries))
+            return json.dumps({"mean": found.mean, "std": found.bootstrap_std})
+
+        return Measured(**json.loads(self._once(ask, "mixed", list(objectives), queries, sorted(settings.items()))))
+
+    def gain(self, method: str, over: str, queries: str, **settings: Any) -> Measured:
+        """How much more LDS a method has than another, with damping auto; the same subsets are drawn for both."""
+
+        def ask() -> str:
+            values = np.stack([self.scores(one, queries, **settings) for one in (method, over)])
+            of_method, of_other = bootstrap(values, self.benchmark.masks, self.benchmark.losses(queries))
+            means = [mean_lds(one, self.benchmark.masks, self.benchmark.losses(queries)) for one in values]
+            return json.dumps({"mean": means[0] - means[1], "std": float((of_method - of_other).std())})
+
+        return Measured(**json.loads(self._once(ask, "gain", method, over, queries, sorted(settings.items()))))
+
+    def scores(self, method: str, queries: str, **settings: Any) -> Array:
+        """[Q, N], with damping auto."""
+        cache, asked = self.cache(None, **settings), self.benchmark.queries(queries)
         evidence = gather(
-            load_model(str(self.benchmark.folder / "model")),
-            self.benchmark.train,
-            self.benchmark.queries(queries),
-            ["d-trak"],
-            self.features(None, **settings),
-            objective=objective,
-            with_partners=True,
-            **settings,
+            self.model, self.benchmark.train, asked, [method], cache, with_partners=True, **_given(settings)
         )
-        values = evidence.scores(evidence.methods[0], Damping.parse("auto"))
-        return (values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True)
+        return evidence.scores(evidence.methods[0], Damping.parse("auto"))
 
-    def _kept(self, *question: object) -> Path:
-        """Where the answer to a question about this benchmark lies, with as many retrained models as it now has."""
-        return self.folder / "measured" / f"{stable_hash(repr((self._retrained, question))):016x}.json"
+    def seconds(self, method: str, **settings: Any) -> float:
+        """That the features of all images take: what a few more images cost, for all of them."""
+        settings = {"encoder": ENCODER, **_given(settings)}
+        path = self.folder / "timed" / f"{stable_hash(repr((method, sorted(settings.items())))):016x}.json"
+        if not path.exists():
+            few = max(4, TIMED // (int(settings.get("timesteps", 10)) * int(settings.get("draws", 1))))
+            once = [self._timed(method, 2 * few, settings) - self._timed(method, few, settings) for _ in range(3)]
+            queries = len(self.benchmark.queries("validation"))
+            write_json(path, max(0.0, median(once)) / few * (len(self.benchmark.train) + queries))
+        return float(json.loads(path.read_text()))
 
-    @cached_property
-    def _retrained(self) -> str:
-        return hashlib.sha256(self.benchmark.losses("validation").tobytes()).hexdigest()
+    def _timed(self, method: str, images: int, settings: dict[str, Any]) -> float:
+        """Seconds to score so many images, half of them training images, by features that nobody has made before."""
+        train, queries = (
+            one.first(images // 2) for one in (self.benchmark.train, self.benchmark.queries("validation"))
+        )
+        started = time.perf_counter()
+        attribute(self.model, train, queries, method, damping="spectrum", device="cpu", **settings)
+        return time.perf_counter() - started
 
-    def features(self, model: Path | None, **settings: Any) -> Path:
+    def cache(self, model: Path | None, **settings: Any) -> Path:
         """A folder for every way to make features."""
-        values = asdict(feature_settings(settings))
+        values = asdict(feature_settings(_given(settings)))
         return self.folder / "features" / f"{stable_hash(repr((sorted(values.items()), str(model)))):016x}"
+
+    def _once(self, ask: Callable[[], str], *question: object) -> str:
+        """The answer to a question about this benchmark, with as many retrained models as it now has."""
+        name = f"{stable_hash(repr((self.benchmark.fingerprint, question))):016x}"
+        path = self.folder / "measured" / f"{name}.json"
+        if not path.exists():
+            write_text(path, ask())
+        return path.read_text()
+
+
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _standardised(scores: Array) -> Array:
+    return np.asarray((scores - scores.mean(1, keepdims=True)) / scores.std(1, keepdims=True))

@@ -13,7 +13,7 @@ from dtrak.errors import UsageError
 from dtrak.evidence import Evidence, Resources
 from dtrak.featurizing import FeatureSettings
 from dtrak.files import kept_until_done
-from dtrak.methods import ALL, Method, chosen_methods, objective_of
+from dtrak.methods import ALL, Method, chosen_methods, objective_of, split_methods
 from dtrak.models import DiffusionModel, load_model
 from dtrak.objectives import get_objective
 from dtrak.scores import Scores
@@ -23,7 +23,7 @@ Data = Images | str | Path  # images, or what `load_images` takes
 
 
 @overload
-def attribute(model: Model, train: Data, queries: Data, method: str = ..., **settings: Any) -> Scores: ...
+def attribute(model: Model, train: Data, queries: Data, method: str | None = ..., **settings: Any) -> Scores: ...
 
 
 @overload
@@ -36,7 +36,7 @@ def attribute(
     model: Model,
     train: Data,
     queries: Data,
-    method: str | Sequence[str] = "d-trak",
+    method: str | Sequence[str] | None = None,
     *,
     damping: float | str = "auto",
     cache: str | Path | None = None,
@@ -45,15 +45,18 @@ def attribute(
 ) -> Scores | dict[str, Scores]:
     """Score every training image for every query.
 
-    `method` is a name from `dtrak.methods`, or several, which share what they can; then the answer is a dictionary by
-    name. "all" stands for every method whose needs are met. `damping` is "auto", "spectrum", a fraction of the mean
-    eigenvalue of ΦΦᵀ, or "absolute:λ" (see `dtrak.damping`). `cache` is a folder that keeps the features: the next
-    question about the same training images costs only its queries. `settings` are
+    `method` is a name from `dtrak.methods`, by default the recommended one, or several, which share what they can; then
+    the answer is a dictionary by name. "all" stands for every method whose needs are met. `damping` is "auto",
+    "spectrum", a fraction of the mean eigenvalue of ΦΦᵀ, or "absolute:λ" (see `dtrak.damping`). `cache` is a folder
+    that keeps the features: the next question about the same training images costs only its queries. `settings` are
 
-    - `objective`, which replaces D-TRAK's L_Square, and `engine`, which computes gradients (see `dtrak.engines`);
+    - `objective`, which replaces D-TRAK's L_Square, and without `method` asks for D-TRAK;
+    - `engine`, which computes gradients (see `dtrak.engines`);
     - the fields of `FeatureSettings`: timesteps, projection_dim, parameters, seed, …;
     - the fields of `Resources`, for the methods that need them: checkpoints, retrained, encoder, ….
     """
+    if method is None:
+        (method,) = split_methods(None, settings.get("objective"))
     names = [method] if isinstance(method, str) else list(method)
     parsed_damping = Damping.parse(damping)
     with kept_until_done(None if cache is None else Path(cache)) as folder:

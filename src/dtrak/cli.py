@@ -191,7 +191,7 @@ def _attribute_model(
     from dtrak.files import check_writable, kept_until_done
     from dtrak.methods import split_methods
 
-    methods = split_methods(changes.pop("method", "d-trak"))
+    methods = split_methods(changes.pop("method", None), changes.get("objective"))
     train_images, query_images = (load_images(source, size=size) for source in (train_source, queries))
     check_writable(out)
 

@@ -26,7 +26,7 @@ def lds(
     settings: dict[str, Any],
     run_folder: asked.RunToRetrain = None,
     benchmark: asked.Benchmark = None,
-    method: asked.EvaluatedMethods = "d-trak",
+    method: options.Method = None,
     queries: asked.QueryKind = "validation",
     output_function: asked.Output = "simple",
     damping: asked.EvaluatedDamping = "chosen",
@@ -64,7 +64,7 @@ def lds(
     retraining = {name: value for name, value in retraining.items() if value is not None}
     if benchmark is not None and retraining:
         raise UsageError(f"--benchmark {benchmark} is read as it is: its {next(iter(retraining))} cannot be chosen")
-    methods = split_methods(method)
+    methods = split_methods(method, settings.get("objective"))
     run = None if run_folder is None else Run.open(run_folder)
     out = run_folder / "lds.json" if out is None and run_folder is not None else out
     _check_files(out, table)

@@ -84,7 +84,7 @@ def featurize(
         timesteps = images.timesteps
     else:
         timesteps = select_timesteps(settings.timesteps, model.timesteps)
-    work = Work(model, images, tuple(objectives), settings, timesteps)
+    work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps)
     stores = {
         objective: FeatureStore.create(folder / f"{name}-{objective}", _manifest(work, objective))
         for objective in objectives
@@ -104,6 +104,7 @@ class Work:
 
     model: DiffusionModel
     images: View | Journeys
+    data: str  # the images' fingerprint
     objectives: tuple[str, ...]
     settings: FeatureSettings
     timesteps: tuple[int, ...]
@@ -124,7 +125,7 @@ class Work:
         return Features(
             self.model,
             self.objectives,
-            Copies(self.timesteps, settings.draws, settings.noise, settings.seed),
+            Copies(self.timesteps, settings.draws, settings.noise, settings.seed, self.data),
             self.projection,
             self.parameters,
             told=self.images.condition([0]),
@@ -208,7 +209,7 @@ def _manifest(work: Work, objective: str) -> Manifest:
     settings = work.settings
     return Manifest(
         model=work.model.fingerprint,
-        data=work.images.fingerprint,
+        data=work.data,
         objective=objective,
         timesteps=list(work.timesteps),
         draws=settings.draws,

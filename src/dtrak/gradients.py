@@ -41,14 +41,15 @@ class Copies:
     draws: int = 1  # noises at each timestep
     noise: Literal["shared", "per-image"] = "shared"  # the same for every image, or its own
     seed: int = 0
+    of: str = ""  # names the set of images, as ids can be the same in two
 
     def pairs(self) -> list[tuple[int, int]]:
         """(timestep, draw) of every copy."""
         return [(timestep, draw) for timestep in self.timesteps for draw in range(self.draws)]
 
     def noises(self, shape: tuple[int, ...], image: Id | None) -> Tensor:
-        """ε of every copy, [KZ, C, H, W]: fixed by seed, timestep and draw; and by the image's id, if one is given."""
-        name = () if image is None else (f"image {image}",)
+        """ε of every copy, [KZ, C, H, W]: fixed by seed, timestep and draw; and by the image, if one is given."""
+        name = () if image is None else (f"image {image} of {self.of}",)
         return torch.stack([gaussian(shape, self.seed, timestep, draw, *name) for timestep, draw in self.pairs()])
 
 

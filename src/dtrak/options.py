@@ -112,7 +112,7 @@ Queries = Annotated[
 Method = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="One from `dtrak methods`, or several: trak,d-trak, or all.", show_default="d-trak"
+        metavar="NAME", help="One from `dtrak methods`, or several: trak,d-trak, or all.", show_default="mixed-trak"
     ),
 ]
 ScoresFile = Annotated[

@@ -52,7 +52,8 @@ def run_all(folder: Path, recipe: Recipe, device: str) -> Path:
 def _check_attribution(recipe: Recipe) -> None:
     """Find what is wrong with the last step before the first one takes its time."""
     settings = recipe.attribution.model_dump()
-    check_objective(chosen_methods(split_methods(settings.pop("method"))), settings.pop("objective"))
+    method, objective = settings.pop("method"), settings.pop("objective")
+    check_objective(chosen_methods(split_methods(method, objective)), objective)
     Damping.parse(settings.pop("damping"))
     _features_name(settings, recipe.model.timesteps)
 
@@ -180,7 +181,7 @@ def _scoring(run: Run, changes: Mapping[str, Any], prefix: str = "") -> dict[str
     Every way to make features has a folder of its own in the run, whose name begins with the `prefix`.
     """
     settings = run.recipe.attribution.model_dump() | _resources(run) | {"engine": None} | dict(changes)
-    settings["method"] = split_methods(settings["method"])
+    settings["method"] = split_methods(settings["method"], settings["objective"])
     name = prefix + _features_name(settings, run.recipe.model.timesteps)
     settings.setdefault("cache", run.folder / "features" / name)
     return settings

@@ -146,7 +146,8 @@ class Plan:
     def objectives(self) -> tuple[int, int]:
         """Of how many objectives the gradients are needed, for training images and for queries."""
         settings = self.recipe.attribution
-        methods = [one for one in chosen_methods(split_methods(settings.method)) if isinstance(one.source, Gradients)]
+        chosen = chosen_methods(split_methods(settings.method, settings.objective))
+        methods = [one for one in chosen if isinstance(one.source, Gradients)]
         of_each = [objectives_of(one, settings.objective) for one in methods]
         own = {name for names in of_each for name in names}
         asks_partner = Damping.parse(settings.damping).asks_partner

@@ -58,6 +58,7 @@ METHODS: dict[str, Method] = {
     )
 }
 ALL = "all"  # every method whose needs are met
+RECOMMENDED = MIXED_TRAK.name  # it predicts best of those that retrain nothing: docs/results.md
 
 
 def get_method(name: str) -> Method:
@@ -65,8 +66,11 @@ def get_method(name: str) -> Method:
     return METHODS[name]
 
 
-def split_methods(names: str) -> list[str]:
-    """`trak,d-trak` → its names, each of a known method, or `all`."""
+def split_methods(names: str | None, objective: str | None = None) -> list[str]:
+    """`trak,d-trak` → its names, each of a known method, or `all`; without names, the recommended method, or the one
+    that takes the objective asked for."""
+    if names is None:
+        return [RECOMMENDED if objective is None else D_TRAK.name]
     if names.strip() == ALL:
         return [ALL]
     return list(dict.fromkeys(get_method(name.strip()).name for name in names.split(",")))
@@ -94,6 +98,7 @@ def objectives_of(method: Method, asked: str | None = None) -> list[str]:
 __all__ = [
     "ALL",
     "METHODS",
+    "RECOMMENDED",
     "Method",
     "chosen_methods",
     "get_method",

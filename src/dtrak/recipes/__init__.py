@@ -144,7 +144,7 @@ class Generation(Section):
 
 
 class Attribution(Section):
-    method: str = "d-trak"
+    method: str | None = None  # the recommended one
     objective: str | None = None
     timesteps: int | str = 10
     draws: Positive = 1  # noises at each timestep

@@ -1,0 +1,83 @@
+"""Figures of a study: LDS against a setting, and against cost with the frontier of what nothing beats."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from study import Measured
+
+from dtrak.report.curves import Curve, Sample
+from dtrak.report.figures import lds_curve
+
+LEAST = 0.1  # seconds: what is faster is drawn here
+COLOURS = {"trak": "#b1511f", "d-trak": "#1c6a86", "mixed-trak": "#4f7a28"}
+OTHERS = "#63645f"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    name: str
+    figure: Figure | Path  # or the file where one lies
+
+
+def curve(axis: str, lines: Mapping[str, Mapping[float, Measured]], log: bool = False) -> Figure:
+    """LDS with its error against a setting."""
+    samples = {
+        name: [Sample(x, one.mean, one.std) for x, one in sorted(points.items())] for name, points in lines.items()
+    }
+    return lds_curve(Curve("", axis, samples, "", log, None))
+
+
+def damping_curve(found: Mapping[str, Measured]) -> Figure:
+    lines = {
+        name: [Sample(x, lds, chosen=x == one.damping) for x, lds in sorted(one.curve)] for name, one in found.items()
+    }
+    return lds_curve(Curve("", "λ ÷ mean eigenvalue", lines, "", True, None))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method with its settings, what it predicts and what it costs."""
+
+    method: str
+    settings: str
+    lds: Measured
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}, {self.settings}" if self.settings else self.method
+
+    @property
+    def place(self) -> tuple[float, float]:
+        return max(self.seconds, LEAST), self.lds.mean
+
+
+def frontier(choices: list[Choice]) -> list[Choice]:
+    """Those that are better than everything cheaper, the cheapest first."""
+    found: list[Choice] = []
+    for one in sorted(choices, key=lambda one: (one.seconds, -one.lds.mean)):
+        if not found or one.lds.mean > found[-1].lds.mean:
+            found.append(one)
+    return found
+
+
+def cost_figure(choices: list[Choice]) -> Figure:
+    """Crosses are choices with own noise."""
+    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
+    axes = figure.subplots()
+    for one in choices:
+        colour, mark = COLOURS.get(one.method, OTHERS), "x" if "own noise" in one.settings else "o"
+        axes.errorbar(*one.place, one.lds.std, fmt=mark, color=colour, capsize=2, markersize=4.5, lw=0.8)
+    for name, colour in {**COLOURS, "other methods": OTHERS}.items():
+        axes.plot([], [], "o", color=colour, label=name)
+    axes.plot([], [], "x", color="black", label="own noise for each image")
+    best = frontier(choices)
+    axes.plot(*zip(*(one.place for one in best), strict=True), color="#888", lw=1, label="frontier")
+    for one in best:
+        axes.annotate(one.name, one.place, xytext=(-4, 6), textcoords="offset points", fontsize=8, ha="right")
+    axes.set(xscale="log", xlabel="seconds of one core for the features", ylabel="LDS, %")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
