@@ -18,17 +18,17 @@ check: .venv/installed-dev
 slow: .venv/installed-dev
 	$(BIN)/pytest -m slow
 
-# The paper's findings, in a night on two cores; kill it at any moment and call it again.
-# CIFAR2=FOLDER adds a benchmark of CIFAR-2 to that of the digits.
+# The paper's findings as tables and figures in docs/results, in a night on two cores; kill it at any moment and call it
+# again. CIFAR2=FOLDER adds a benchmark of CIFAR-2 to that of the digits.
 results: .venv/installed-dev
 	$(BIN)/dtrak train digits --out runs/digits
 	$(BIN)/dtrak generate runs/digits --count 100
 	$(BIN)/dtrak evaluate lds runs/digits --subsets 64 --seeds 3 --output-timesteps 100 --output-noises 1 \
-		--keep-models --method random
-	$(BIN)/dtrak evaluate counterfactual runs/digits --count 12 --method random,trak,d-trak \
-		--encoder efficientnet-lite0
-	$(BIN)/dtrak evaluate counterfactual runs/digits --count 12 --method random,d-trak,journey-trak --step 400,300 \
-		--encoder efficientnet-lite0
+		--keep-models --method random --engine pool
+	$(BIN)/dtrak evaluate counterfactual runs/digits --count 8 --method random,trak,d-trak,mixed-trak \
+		--encoder efficientnet-lite0 --engine pool
+	$(BIN)/dtrak evaluate counterfactual runs/digits --count 8 --method random,d-trak,journey-trak --step 400,300 \
+		--encoder efficientnet-lite0 --engine pool
 	$(BIN)/python benchmarks/paper digits=runs/digits/benchmark $(if $(CIFAR2),cifar2-16px=$(CIFAR2)) \
 		--run digits=runs/digits
 	mkdir -p benchmarks/digits

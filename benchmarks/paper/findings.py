@@ -126,7 +126,8 @@ def counterfactuals(study: Study) -> Finding:
         caption = f"Counterfactuals: {where}, {pictures} pictures, {removed} images removed; median (quartiles)"
         yield Table(["method", "ℓ2", "cosine"], rows, caption)
         for drawing in sorted(path.parent.glob("*.png")):
-            yield Drawing(f"{'' if step is None else f'step-{step}-'}{drawing.stem}", drawing)
+            at = "" if step is None else f"step-{step}-"
+            yield Drawing(f"counterfactual-{at}{drawing.stem}", drawing)
 
 
 def pictures(study: Study) -> Finding:
