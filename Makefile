@@ -32,7 +32,7 @@ results: .venv/installed-dev
 	$(BIN)/python benchmarks/paper digits=runs/digits/benchmark $(if $(CIFAR2),cifar2-16px=$(CIFAR2)) \
 		--run digits=runs/digits
 	mkdir -p benchmarks/digits
-	cd runs/digits/benchmark && cp -r benchmark.json model outputs *.npy *.npz ../../../benchmarks/digits
+	cp -r $(addprefix runs/digits/benchmark/,benchmark.json model outputs *.np[yz]) benchmarks/digits
 
 clean:
 	rm -rf .venv
