@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dtrak.data import Images
 from dtrak.devices import useful_threads
-from dtrak.engines import Engine, cores
+from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError, choose
 from dtrak.features import DTYPES, Cost, FeatureStore, Manifest, fill, fill_from
 from dtrak.gradients import Copies, Features, NotFiniteError
@@ -199,7 +199,7 @@ def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None) -> None
 
 def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tuple[range, Shard]]:
     """Some shards as an engine's workers finish them, with as many threads as this process would take for one."""
-    threads = useful_threads(work.features.pass_bytes, cores())
+    threads = useful_threads(work.features.pass_bytes, torch.get_num_threads())
     images = work.images.in_memory() if engine.is_remote and isinstance(work.images, View) else work.images
     gpu = work.model.device.type == "cuda"
     return engine.run(shard_of, replace(work, images=images), missing, threads, gpu)
