@@ -17,6 +17,7 @@ from dtrak.report.figures import proponents_and_opponents, self_influence
 Finding = Iterator[Table | Drawing]
 KERNELS = ("trak", "d-trak")
 OF_CHECKPOINTS = ("tracin", "gas")
+JOURNEY = "journey-trak"
 FREE = (
     *("random", "raw-pixel-dot", "raw-pixel-cosine", "clip-dot", "clip-cosine", "gradient-dot", "gradient-cosine"),
     *OF_CHECKPOINTS,
@@ -36,11 +37,19 @@ def many_timesteps(study: Study) -> Finding:
 
 
 def methods(study: Study) -> Finding:
-    """Every method that retrains nothing."""
+    """Every method that retrains nothing; journeys are those of generated pictures."""
     names = [name for name in FREE if study.checkpoints or name not in OF_CHECKPOINTS]
     columns = [(kind, k) for kind in study.query_kinds for k in (10, 100)]
-    found = {(kind, k): study.measure(names, queries=kind, timesteps=k, **study.checkpoints) for kind, k in columns}
-    rows: list[list[Entry]] = [[name, *(found[column][name].cell for column in columns)] for name in names]
+    found = {
+        (kind, k): study.measure(
+            [*names, *([JOURNEY] if kind == "generated" else [])], queries=kind, timesteps=k, **study.checkpoints
+        )
+        for kind, k in columns
+    }
+    shown = [*names, *([JOURNEY] if "generated" in study.query_kinds else [])]
+    rows: list[list[Entry]] = [
+        [name, *(found[column][name].cell if name in found[column] else "–" for column in columns)] for name in shown
+    ]
     yield Table(["method", *(f"{kind}, K = {k}" for kind, k in columns)], rows, "Methods that retrain nothing")
 
 

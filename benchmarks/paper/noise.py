@@ -28,7 +28,7 @@ def interpolation(study: Study) -> Finding:
         found = {(kind, way): interpolated(study, kind, way, k) for kind, way in columns}
         rows: list[list[Entry]] = [[eta, *(found[column][eta].cell for column in columns)] for eta in ETAS]
         yield Table(["η", *(f"{kind}, {WAYS[way]}" for kind, way in columns)], rows, f"Interpolation, K = {k}")
-        lines = {f"{kind}, {WAYS[way]}": found[kind, way] for kind, way in columns}
+        lines = {f"{kind}, {WAYS[way].removesuffix(' noise')}": found[kind, way] for kind, way in columns}
         yield Drawing(f"interpolation-{k}", curve("η: TRAK at ½, D-TRAK at 1", lines))
 
 
