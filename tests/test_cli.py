@@ -158,9 +158,9 @@ def test_the_same_question_with_another_cache_has_the_same_answer(own_run: Path,
 
 
 def test_several_methods_have_a_leading_axis(own_run: Path, finished_run: Path, tmp_path: Path) -> None:
-    assert dtrak("attribute", own_run, "--method", "trak,d-trak", "--out", "both.npz", cwd=tmp_path).code == 0
+    assert dtrak("attribute", own_run, "--method", "trak,mixed-trak", "--out", "both.npz", cwd=tmp_path).code == 0
     both = scores(tmp_path / "both.npz")
-    assert both["methods"].tolist() == ["trak", "d-trak"]
+    assert both["methods"].tolist() == ["trak", "mixed-trak"]
     assert both["values"].shape == (2, 4, 1000)
     assert np.array_equal(both["values"][1], scores(finished_run / "scores.npz")["values"])
     assert not np.allclose(*both["values"])

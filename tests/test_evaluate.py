@@ -79,7 +79,7 @@ def test_lds_is_that_of_the_scores_that_attribute_gives(evaluated: Path, queries
     masks, losses = truth(evaluated, queries)
     options = {"damping": "absolute:0.01", "timesteps": 2, "projection_dim": 64}
     found = compare(Benchmark.open(folder), ["d-trak"], folder.parent / queries, queries=queries, **options)
-    scores = dtrak.attribute(folder / "model", folder / "train.npz", folder / f"{queries}.npz", **options)
+    scores = dtrak.attribute(folder / "model", folder / "train.npz", folder / f"{queries}.npz", "d-trak", **options)
     np.testing.assert_allclose(found.results[0].lds.per_query, lds_by_scipy(scores.values, masks, losses), atol=1e-6)
     assert found.subsets == 8  # nothing was fitted
 
@@ -90,7 +90,7 @@ def test_the_best_damping_is_chosen_on_one_half_and_reported_on_the_other(evalua
     tried = {}
     for power in range(-10, 7):
         scores = dtrak.attribute(
-            folder / "model", folder / "train.npz", folder / "validation.npz",
+            folder / "model", folder / "train.npz", folder / "validation.npz", "d-trak",
             damping=10.0 ** (power / 2), cache=tmp_path, **options,
         )  # fmt: skip
         halves = [lds_by_scipy(scores.values, masks[half], losses[half]).mean() for half in (slice(4), slice(4, 8))]

@@ -182,7 +182,7 @@ def test_images_are_served_as_they_are(server: Server, run: Path) -> None:
 def test_without_a_second_objective_auto_is_not_offered(own_run: Path) -> None:
     (own_run / "attribution.json").unlink()
     content = yaml.safe_load((own_run / "recipe.yaml").read_text())
-    content["attribution"]["damping"] = 0.25
+    content["attribution"] |= {"method": "d-trak", "damping": 0.25}
     (own_run / "recipe.yaml").write_text(yaml.safe_dump(content))
     with served(own_run) as server:
         assert [one["name"] for one in server.get("run")["methods"]] == ["d-trak"]

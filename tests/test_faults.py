@@ -248,7 +248,12 @@ def test_a_full_disk_is_named_and_the_work_goes_on_once_there_is_room(
 ) -> None:
     """At first there is room for a checkpoint or two, then for all but the features of 4 MB, then for everything."""
     run, filler = small_disk / "run", small_disk / "filler"
-    asked = ("run", recipe(attribution={"projection_dim": 1024, "damping": "spectrum"}), "--out", run)
+    asked = (
+        "run",
+        recipe(attribution={"method": "d-trak", "projection_dim": 1024, "damping": "spectrum"}),
+        "--out",
+        run,
+    )
     filler.write_bytes(bytes(7_900_000))
     outcome = dtrak(*asked, cwd=tmp_path)
     assert outcome.code == 1
