@@ -26,7 +26,7 @@ from dtrak.models import load_model
 from dtrak.noise import stable_hash
 
 ENCODER = "efficientnet-lite0"  # comes with the installation
-TIMED = 400  # noised copies of images that a choice is timed on
+TIMED = 200  # noised copies of images that a choice is timed on
 
 Array = NDArray[np.float32]
 
