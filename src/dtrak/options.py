@@ -112,7 +112,9 @@ Queries = Annotated[
 Method = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="One from `dtrak methods`, or several: trak,d-trak, or all.", show_default="mixed-trak"
+        metavar="NAME",
+        help="One from `dtrak methods`, or several: trak,d-trak, or all.",
+        show_default="the recipe's; mixed-trak, or d-trak with --objective",
     ),
 ]
 ScoresFile = Annotated[
