@@ -64,8 +64,9 @@ def lds(
     retraining = {name: value for name, value in retraining.items() if value is not None}
     if benchmark is not None and retraining:
         raise UsageError(f"--benchmark {benchmark} is read as it is: its {next(iter(retraining))} cannot be chosen")
-    methods = split_methods(method, settings.get("objective"))
     run = None if run_folder is None else Run.open(run_folder)
+    asked_of_run = {} if run is None else run.recipe.attribution.model_dump(include={"method", "objective"})
+    methods = split_methods(method or asked_of_run.get("method"), (asked_of_run | settings).get("objective"))
     out = run_folder / "lds.json" if out is None and run_folder is not None else out
     _check_files(out, table)
 
