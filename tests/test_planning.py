@@ -1,5 +1,6 @@
 """The dry run: what it foretells is what a run takes, counted on real runs, and it needs no data and leaves nothing."""
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -282,6 +283,7 @@ def test_a_small_scale_with_own_images_goes_through_all_steps(recipe: MakeRecipe
         "name": "smaller",
         "data": {"size": 8, "select": {"count": 20}},
         "training": {"batch_size": 10},
+        "attribution": {"method": "trak"},
         "evaluation": {"subsets": 4, "seeds": 1, "timesteps": 2, "noises": 1, "validation": 5, "generated": 3}
         | {"pictures": 2, "remove": 6},
     }
@@ -297,6 +299,7 @@ def test_a_small_scale_with_own_images_goes_through_all_steps(recipe: MakeRecipe
     run = Path("runs/smaller")
     outcome = dtrak("evaluate", "lds", run, "--damping", "auto", "--engine", "process", cwd=tmp_path)
     assert outcome.code == 0, outcome.err
+    assert json.loads((tmp_path / run / "lds.json").read_text())["methods"].keys() == {"trak"}
     with np.load(tmp_path / run / "benchmark" / "validation.npz") as queries:
         assert queries["images"].shape == (5, 8, 8, 1)
     assert np.load(tmp_path / run / "benchmark" / "losses.npy").shape == (4, 1, 5)
