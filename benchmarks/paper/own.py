@@ -19,15 +19,18 @@ MIXTURES = (
     ["simple", "elbo", "square", "avg", "l1", "l2", "linf"],
 )
 PARAMETERS = {"up blocks": "up_blocks", "up blocks, conv_out": "up_blocks|conv_out", "conv_out": "conv_out"}
+DENSE = {"batch_size": 32}  # a dense matrix is made anew for every pass: the more images share one, the better
 RECOMMENDED = (*KERNELS, "mixed-trak")
 
 
 def projections(study: Study) -> Finding:
     """A sketch is as good as a dense matrix, for a fraction of the time."""
-    ways = [(name, k) for name in ("sketch", "dense") for k in (512, 4096)]
-    yield ablation(
-        study, "projection", {f"{name}, k = {k:,}": {"projection": name, "projection_dim": k} for name, k in ways}
-    )
+    ways = {
+        f"{name}, k = {k:,}": {"projection": name, "projection_dim": k, **more}
+        for name, more in {"sketch": {}, "dense": DENSE}.items()
+        for k in (512, 4096)
+    }
+    yield ablation(study, "projection", ways)
 
 
 def mixtures(study: Study) -> Finding:
@@ -99,7 +102,6 @@ def _choices(study: Study) -> Iterator[Choice]:
         yield from each(KERNELS, f"K = {k}, own noise", timesteps=k, noise="per-image")
     for name, pattern in PARAMETERS.items():
         yield from each(RECOMMENDED, name, timesteps=10, parameters=pattern)
-    yield from each(KERNELS, "dense projection", timesteps=10, projection="dense", projection_dim=4096)
     yield from each(("gradient-cosine", "relative-if", "renormalized-if"), "", timesteps=10)
     yield from each(("raw-pixel-cosine", "clip-cosine"), "")
     if study.checkpoints:
