@@ -29,7 +29,7 @@ def measured(folder: Path) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_findings_of_a_tiny_benchmark(own_run: Path, tmp_path: Path) -> None:
-    asked = "--subsets 6 --seeds 2 --output-timesteps 2 --output-noises 1 --keep-models --method random"
+    asked = "--subsets 8 --seeds 2 --output-timesteps 2 --output-noises 1 --keep-models --method random"
     assert dtrak("evaluate", "lds", own_run, *asked.split(), cwd=tmp_path).code == 0
     asked = "--count 2 --method random,d-trak --encoder efficientnet-lite0"
     assert dtrak("evaluate", "counterfactual", own_run, *asked.split(), cwd=tmp_path).code == 0
