@@ -238,29 +238,6 @@ def test_features_are_the_same_on_every_engine_bit_for_bit(
         assert there[objective].cost.gradients > 0
 
 
-def test_workers_take_as_many_threads_as_the_user_leaves_this_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from dtrak import load_images
-    from dtrak.engines.this_process import ThisProcess, exactly
-    from dtrak.featurizing import FeatureSettings, featurize
-    from tiny import unet
-
-    monkeypatch.setattr("dtrak.devices.ACTIVATION_BYTES_PER_THREAD", 1)  # so that every pass could use all threads
-    seen = []
-
-    class Watched(ThisProcess):
-        def run(self, work: Any, context: Any, jobs: Any, threads: int = 1, gpu: bool = False) -> Iterator[Any]:
-            seen.append(threads)
-            return super().run(work, context, jobs, threads, gpu)
-
-    images = load_images("digits:train").select(range(2))
-    for threads in (1, 2):
-        with exactly(threads):
-            featurize(unet(), images, ["square"], FeatureSettings(timesteps=1), tmp_path, f"{threads}", Watched())
-    assert seen == [1, 2]
-
-
 # a pool
 
 

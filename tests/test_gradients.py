@@ -1,7 +1,6 @@
 """Features against brute force: autograd for each image and copy, and vmap(grad) as the paper's code has it."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import tiny
-from dtrak import DiffusionModel, load_images
+from dtrak import DiffusionModel
 from dtrak.backward import can_share_a_pass
 from dtrak.errors import DtrakError, UsageError
-from dtrak.featurizing import FeatureSettings, featurize
 from dtrak.gradients import Copies, Features
 from dtrak.noise import gaussian
 from dtrak.objectives import OBJECTIVES, get_objective
@@ -122,20 +120,6 @@ def test_noise_is_shared_unless_asked_otherwise() -> None:
     own = features(model, ["square"], Copies((0, 300), noise="per-image"))(twice, ["a", "b"])[0]
     torch.testing.assert_close(shared[0], shared[1])
     assert relative_error(own[0], own[1]) > 0.01
-
-
-def test_two_sets_of_images_share_no_noise_of_their_own_even_if_they_share_ids(tmp_path: Path) -> None:
-    model = tiny.unet()
-    digits = load_images("digits:train")
-    sets = {"two": digits.select([0, 1]), "three": digits.select([0, 1, 2])}
-
-    def first_of(noise: str) -> list[Tensor]:
-        settings = FeatureSettings(timesteps=2, noise=noise, projection="identity")  # type: ignore[arg-type]
-        stores = [featurize(model, one, ["square"], settings, tmp_path / noise, name) for name, one in sets.items()]
-        return [torch.from_numpy(store["square"].numpy()[0]) for store in stores]
-
-    torch.testing.assert_close(*first_of("shared"))
-    assert relative_error(*first_of("per-image")) > 0.01
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

@@ -21,12 +21,12 @@ class Drawing:
     figure: Figure | Path  # or the file where one lies
 
 
-def curve(axis: str, lines: Mapping[str, Mapping[float, Measured]], log: bool = False) -> Figure:
+def curve(axis: str, lines: Mapping[str, Mapping[float, Measured]]) -> Figure:
     """LDS with its error against a setting."""
     samples = {
         name: [Sample(x, one.mean, one.std) for x, one in sorted(points.items())] for name, points in lines.items()
     }
-    return lds_curve(Curve("", axis, samples, "", log, None))
+    return lds_curve(Curve("", axis, samples, "", False, None))
 
 
 def damping_curve(found: Mapping[str, Measured]) -> Figure:

@@ -98,7 +98,6 @@ def objectives_of(method: Method, asked: str | None = None) -> list[str]:
 __all__ = [
     "ALL",
     "METHODS",
-    "RECOMMENDED",
     "Method",
     "chosen_methods",
     "get_method",
