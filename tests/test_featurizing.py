@@ -1,4 +1,4 @@
-"""What `featurize` decides before anything is computed: whose noise an image has, and how many threads a worker takes."""
+"""What `featurize` decides before it computes: whose noise an image has, and how many threads a worker takes."""
 
 from collections.abc import Iterator
 from pathlib import Path
