@@ -60,6 +60,16 @@ def test_another_recipe_is_refused_by_the_field_that_differs(own_run: Path, tmp_
     assert {file: file.stat().st_mtime_ns for file in own_run.rglob("*")} == before
 
 
+def test_what_no_model_depends_on_may_change(own_run: Path, tmp_path: Path) -> None:
+    weights = {file: file.stat().st_mtime_ns for file in (own_run / "model").rglob("*")}
+    path = tiny_recipe(tmp_path / "other.yaml", generation={"count": 2}, attribution={"timesteps": 3})
+    assert dtrak("run", path, "--out", own_run, cwd=tmp_path).code == 0
+    assert {file: file.stat().st_mtime_ns for file in (own_run / "model").rglob("*")} == weights
+    assert Run.open(own_run).recipe.generation.count == 2
+    assert len(list((own_run / "generated").glob("*.png"))) == 2
+    assert json.loads((own_run / "attribution.json").read_text())["timesteps"] == 3
+
+
 def test_a_setting_of_the_network_that_only_one_recipe_has_is_named(own_run: Path) -> None:
     loaded = load_recipe(str(own_run / "recipe.yaml"))
     model = loaded.model.model_copy(update={"unet": loaded.model.unet | {"act_fn": "relu"}})

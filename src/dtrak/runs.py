@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dtrak.data import Images, load_images, read_ids
 from dtrak.errors import UsageError
 from dtrak.files import write_json, write_text
-from dtrak.recipes import Recipe, Selection, dump_recipe, load_recipe
+from dtrak.recipes import Recipe, Selection, dump_recipe, first_difference, load_recipe
 
 if TYPE_CHECKING:
     from dtrak.models import DiffusionModel
@@ -36,22 +36,26 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, recipe: Recipe, subset: str | None = None) -> "Run":
-        """Start a run, or take up one that was started with the same recipe and subset (a file of ids).
+        """Start a run, or take up one whose model is trained in the same way on the same subset (a file of ids).
 
-        Nothing is written unless the recipe's images can be read and its model can be built.
+        What else the recipe says holds from now on. Nothing is written unless its images can be read and its model can
+        be built.
         """
         if subset is not None:
             recipe = recipe.with_subset(subset)
         ids = None if recipe.data.subset is None else "".join(f"{one}\n" for one in read_ids(recipe.data.subset))
         run = cls(Path(folder), recipe)
-        if (run.folder / "recipe.yaml").exists():
+        path, text = run.folder / "recipe.yaml", dump_recipe(recipe if ids is None else recipe.with_subset(SUBSET))
+        if path.exists():
             run._check_same(ids)
+            if path.read_text(encoding="utf-8") != text:
+                write_text(path, text)
             return cls.open(folder)
         run._check_recipe()
         if ids is not None:
             write_text(run.folder / SUBSET, ids)
         write_json(run.folder / "run.json", versions())
-        write_text(run.folder / "recipe.yaml", dump_recipe(recipe if ids is None else recipe.with_subset(SUBSET)))
+        write_text(path, text)
         return run
 
     @classmethod
@@ -149,33 +153,17 @@ class Run:
 
     def _check_same(self, ids: str | None) -> None:
         stored = Run.open(self.folder).recipe
-        there, wanted = _fields(stored), _fields(self.recipe)
-        for field in {**there, **wanted}:
-            if there.get(field) != wanted.get(field):
-                raise UsageError(
-                    f"{self.folder} was made with {field} {there.get(field)}, not {wanted.get(field)}: "
-                    "give another --out, or remove it"
-                )
+        difference = first_difference(stored.of_training(), self.recipe.of_training())
+        if difference is not None:
+            field, there, wanted = difference
+            raise UsageError(
+                f"{self.folder} was made with {field} {there}, not {wanted}: give another --out, or remove it"
+            )
         if (None if stored.data.subset is None else Path(stored.data.subset).read_text()) != ids:
             raise UsageError(
                 f"{self.folder} was made with another subset than {self.recipe.data.subset or 'all images'}: "
                 "give another --out, or remove it"
             )
-
-
-def _fields(recipe: Recipe) -> dict[str, Any]:
-    """{"training.epochs": 3, …}, but for the name of the file that holds the subset."""
-    return _flat(recipe.model_dump(mode="json", exclude={"data": {"subset"}}))
-
-
-def _flat(section: Any, prefix: str = "") -> dict[str, Any]:
-    """{"training": {"epochs": 3}} → {"training.epochs": 3}."""
-    if not isinstance(section, dict):
-        return {prefix: section}
-    flat: dict[str, Any] = {}
-    for key, value in section.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
 
 
 def versions() -> dict[str, str]:

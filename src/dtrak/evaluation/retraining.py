@@ -30,13 +30,12 @@ from dtrak.journeys import SEED
 from dtrak.models import View, save_model
 from dtrak.models.prompts import PROMPT
 from dtrak.objectives import OBJECTIVES
-from dtrak.recipes import Evaluation, Recipe
+from dtrak.recipes import Evaluation, Recipe, first_difference
 from dtrak.runs import Run, versions
 from dtrak.timesteps import select_timesteps
 
 GROWING = ("subsets", "seeds")  # there can be more of them later
 AS_FOUND = ("threads", "versions")  # of who began
-ASIDE: Any = {"data": {"subset"}, "evaluation": True}  # fields of a recipe that retrained models do not depend on
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def make_benchmark(
         "timesteps": str(settings.timesteps or total),
         "noises": settings.noises,
         "keep_models": settings.keep_models,
-        "recipe": run.recipe.model_dump(mode="json", exclude=ASIDE),
+        "recipe": run.recipe.model_dump(mode="json", exclude={"data": {"subset"}}),
         "fingerprints": {
             "model": model.fingerprint,
             **{name: view.fingerprint for name, view in {"train": train, **views}.items()},
@@ -142,9 +141,11 @@ def _check_same(folder: Path, made_by: dict[str, Any]) -> dict[str, Any]:
     for name in GROWING:
         if is_complete and made_by[name] < stored.get(name, 0):
             raise UsageError(f"{name} {made_by[name]}: {folder} has {stored[name]} already; ask for as many, or more")
-    fixed = {key: made_by[key] for key in made_by if key not in (*GROWING, *AS_FOUND)}
-    there = {key: stored.get(key) for key in fixed} | {"recipe": _filled(stored.get("recipe"))}
-    difference = _difference(there, fixed)
+    fixed = [key for key in made_by if key not in (*GROWING, *AS_FOUND)]
+    there, wanted = (
+        {key: of.get(key) for key in fixed} | {"recipe": _of_training(of.get("recipe"))} for of in (stored, made_by)
+    )
+    difference = first_difference(there, wanted)
     if difference is not None:
         name, found, wanted = difference
         raise UsageError(
@@ -165,23 +166,12 @@ def _stored(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{path} does not say how {folder} was made: {error}") from error
 
 
-def _filled(recipe: Any) -> Any:
-    """A recipe with the defaults of the fields that it does not know yet."""
+def _of_training(recipe: Any) -> Any:
+    """What models depend on, with the defaults of the fields that the recipe does not know yet."""
     try:
-        return Recipe.model_validate(recipe).model_dump(mode="json", exclude=ASIDE)
+        return Recipe.model_validate(recipe).of_training()
     except ValidationError:
         return recipe
-
-
-def _difference(there: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """Where two nested dictionaries differ first: ("recipe.training.epochs", 3, 4)."""
-    if not isinstance(there, dict) or not isinstance(wanted, dict):
-        return None if there == wanted else (name, there, wanted)
-    for key in {**there, **wanted}:
-        found = _difference(there.get(key), wanted.get(key), f"{name}.{key}" if name else key)
-        if found is not None:
-            return found
-    return None
 
 
 def _write_what_there_is(folder: Path, run: Run, sets: Mapping[str, View]) -> None:

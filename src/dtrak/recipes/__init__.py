@@ -21,6 +21,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Open = Annotated[float, Field(gt=0, lt=1)]
 
 SCALES = ("small",)
+OF_TRAINING: Any = {"data": {"train", "select", "crop", "size", "channels"}, "model": True, "training": True}
 
 
 class Section(BaseModel):
@@ -209,6 +210,10 @@ class Recipe(Section):
                 raise ValueError(f"{field} is {value}, but a ddpm has no prompts: leave it out")
         return self
 
+    def of_training(self) -> dict[str, Any]:
+        """The fields that a trained model depends on, the file of a subset's ids aside."""
+        return self.model_dump(mode="json", include=OF_TRAINING)
+
     def with_subset(self, path: str) -> "Recipe":
         return self.model_copy(update={"data": self.data.model_copy(update={"subset": path})})
 
@@ -245,6 +250,17 @@ def load_recipe(source: str, scale: str | None = None, changes: Mapping[str, Any
         raise UsageError(f"{source}: {'; '.join(map(_described, error.errors()))}") from None
     subset = recipe.data.subset
     return recipe if subset is None else recipe.with_subset(str(Path(source).parent / subset))
+
+
+def first_difference(there: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Where two nested dictionaries differ first: ("training.epochs", 3, 4)."""
+    if not isinstance(there, dict) or not isinstance(wanted, dict):
+        return None if there == wanted else (name, there, wanted)
+    for key in {**there, **wanted}:
+        found = first_difference(there.get(key), wanted.get(key), f"{name}.{key}" if name else key)
+        if found is not None:
+            return found
+    return None
 
 
 def _read(source: str) -> Any:
