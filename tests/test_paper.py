@@ -1,6 +1,7 @@
 """The program that measures the paper's findings writes tables and figures, and what was measured stays measured."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 
 from commands import dtrak
 
-PROGRAM = Path(__file__).parents[1] / "benchmarks" / "paper"
+ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "benchmarks" / "paper"
 # the tables and figures that each finding leaves
 WRITTEN = {
     "interpolation": ("interpolation.md", "interpolation-10.png", "interpolation-100.png"),
@@ -25,6 +27,27 @@ WRITTEN = {
 
 def measured(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in (folder / "kept" / "tiny" / "measured").iterdir()}
+
+
+def test_the_page_shows_what_the_findings_say() -> None:
+    page = ROOT / "docs" / "results.md"
+    filled = runpy.run_path(str(PROGRAM / "page.py"))["filled"]
+    assert filled(page.read_text(), page.with_suffix("")) == page.read_text()
+
+
+def test_a_page_joins_tables_by_their_first_columns(tmp_path: Path) -> None:
+    for name, row in {"digits": "trak | 55.8", "paper": "trak | 11.4", "other": "random | 0.1"}.items():
+        (tmp_path / name).mkdir()
+        table = f"| method | K = 10 |\n| --- | ---: |\n| {row} |\n"
+        (tmp_path / name / "methods.md").write_text(f"# {name}\n\n## LDS\n\n{table}")
+    page = runpy.run_path(str(PROGRAM / "page.py"))
+    comment = "<!-- digits/methods, paper/methods, other/methods: LDS -->"
+    heads = "| method | digits: K = 10 | paper: K = 10 | other: K = 10 |\n| --- | ---: | ---: | ---: |\n"
+    expected = f"Text.\n\n{comment}\n\n{heads}| trak | 55.8 | 11.4 | – |\n\nMore.\n"
+    assert page["filled"](f"Text.\n\n{comment}\n\nMore.\n", tmp_path) == expected
+    assert page["filled"](expected, tmp_path) == expected
+    with pytest.raises(ValueError, match="no table “Cost”"):
+        page["filled"]("<!-- digits/methods: Cost -->\n\n", tmp_path)
 
 
 @pytest.mark.slow
@@ -50,12 +73,12 @@ def test_findings_of_a_tiny_benchmark(own_run: Path, tmp_path: Path) -> None:
     tables = {name: (tmp_path / "out" / "tiny" / f"{name}.md").read_text() for name in WRITTEN}
     assert "| 0.5 |" in tables["interpolation"]
     assert "mixed-trak's gain over d-trak" in tables["recommended"]
+    frontier = tables["costs"].partition("## All choices")[0]
 
-    costs = [re.split(r" *\| *", row)[1:-1] for row in tables["costs"].splitlines() if row.endswith(("yes |", "|  |"))]
-    seconds = [float(row[2]) for row in costs]
-    assert seconds == sorted(seconds)
-    best = [float(row[1].split()[0]) for row in costs if row[3] == "yes"]
-    assert best == sorted(best), "dearer choices of the frontier are better"
+    rows = re.findall(r"^.* ± .*$", frontier, re.MULTILINE)
+    costs = [[float(cell.split()[0]) for cell in row.split("|")[2:4]] for row in rows]
+    assert costs == sorted(costs, key=lambda one: one[1])
+    assert costs == sorted(costs), "dearer choices of the frontier are better"
 
     before = measured(tmp_path)
     ask("interpolation")

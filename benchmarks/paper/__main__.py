@@ -3,9 +3,10 @@
     python benchmarks/paper digits=RUN/benchmark --run digits=RUN
     python benchmarks/paper cifar2=FOLDER --only constructions,noise
 
-Writes OUT/NAME/FINDING.md and the figures of a finding for each benchmark NAME. Everything measured is kept in the
-folder: kill it and run it again, and only what is missing is computed. LDS is with the best damping in hindsight, as in
-the paper, unless a table says otherwise; ± is the standard deviation of a bootstrap over the retrained models.
+Writes OUT/NAME/FINDING.md and the figures of a finding for each benchmark NAME, and the tables of the page OUT.md that
+come from them. Everything measured is kept in the folder: kill it and run it again, and only what is missing is
+computed. LDS is with the best damping in hindsight, as in the paper, unless a table says otherwise; ± is the standard
+deviation of a bootstrap over the retrained models.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 import findings
 import noise
 import own
+import page
 from drawings import Drawing
 from study import Study
 
@@ -56,6 +58,8 @@ def main() -> None:
             started = time.monotonic()
             write(study, name, args.out / study.name)
             print(f"{study.name}: {name}, {time.monotonic() - started:.0f} s", file=sys.stderr)
+    if (shown := args.out.with_suffix(".md")).exists():
+        page.refresh(shown, args.out)
 
 
 def write(study: Study, name: str, folder: Path) -> None:

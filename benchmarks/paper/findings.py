@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drawings import Drawing
-from study import Measured, Study
+from study import MISSING, Measured, Study
 
 from dtrak import attribute
-from dtrak.evaluation.lds import ceiling
+from dtrak.benchmark import Benchmark
+from dtrak.evaluation.lds import ceiling, mean_losses, spearman
 from dtrak.evaluation.tables import Cell, Entry, Table
 from dtrak.objectives import OBJECTIVES
 from dtrak.report.figures import proponents_and_opponents, self_influence
@@ -48,7 +49,7 @@ def methods(study: Study) -> Finding:
     }
     shown = [*names, *([JOURNEY] if "generated" in study.query_kinds else [])]
     rows: list[list[Entry]] = [
-        [name, *(found[column][name].cell if name in found[column] else "–" for column in columns)] for name in shown
+        [name, *(one[name].cell if name in one else MISSING for one in found.values())] for name in shown
     ]
     yield Table(["method", *(f"{kind}, K = {k}" for kind, k in columns)], rows, "Methods that retrain nothing")
 
@@ -70,7 +71,8 @@ def retraining(study: Study) -> Finding:
         add(ensembles, f"S = {size}", timesteps=10, ensemble_size=size)
     add(learnt, f"S = {half}")
     add((*KERNELS, "mixed-trak"), "the model alone", timesteps=10)
-    yield Table(["method", *kinds], rows, f"Methods that retrain, on the other {half} subsets")
+    notes = [f"Measured on the {half} subsets that nothing was fitted on."]
+    yield Table(["method", *kinds], rows, "Methods that retrain", notes)
 
 
 def outputs(study: Study) -> Finding:
@@ -82,12 +84,18 @@ def outputs(study: Study) -> Finding:
         rows: list[list[Entry]] = []
         for output in OBJECTIVES:
             found = [_of_objective(study, name, kind, timesteps=10, output=output).cell for name in OBJECTIVES]
-            top = ceiling(study.benchmark.losses(kind, output))
-            rows.append([f"F = {output}", Cell(top, "?" if top is None else f"{top:.1f}"), *found])
-        heads = ["output", "ceiling", *(f"φ = {name}" for name in OBJECTIVES)]
+            rows.append([f"F = {output}", *_of_losses(study.benchmark, kind, output), *found])
+        heads = ["output", "ceiling", "ρ with the loss", *(f"φ = {name}" for name in OBJECTIVES)]
         yield Table(heads, rows, f"Output and construction, {kind} queries")
     for kind in study.query_kinds:
         yield _mean_prediction(study, kind)
+
+
+def _of_losses(benchmark: Benchmark, kind: str, output: str) -> tuple[Cell, Cell]:
+    """How well seeds agree on an output, in percent, and how far it goes with the loss, ρ over subsets."""
+    losses, outputs = (mean_losses(benchmark.losses(kind, name)) for name in ("simple", output))
+    top, alike = ceiling(benchmark.losses(kind, output)), float(spearman(outputs, losses).mean())
+    return MISSING if top is None else Cell(top, f"{top:.1f}"), Cell(alike, f"{alike:.2f}")
 
 
 def _mean_prediction(study: Study, kind: str) -> Table:
@@ -127,13 +135,13 @@ def counterfactuals(study: Study) -> Finding:
     for path in sorted(folder.rglob("counterfactual.json")) if folder else []:
         content = json.loads(path.read_text())
         step, pictures, removed = content["step"], len(content["queries"]), content["removed"]
-        where = "the finished picture" if step is None else f"step {step}"
+        where = "the finished picture" if step is None else f"timestep {step}"
         rows: list[list[Entry]] = [
             [name, *(_quartiles(one[distance]) for distance in ("l2", "cosine"))]
             for name, one in content["methods"].items()
         ]
-        caption = f"Counterfactuals: {where}, {pictures} pictures, {removed} images removed; median (quartiles)"
-        yield Table(["method", "ℓ2", "cosine"], rows, caption)
+        heads = [f"without {removed} images by", f"ℓ2 of {pictures} pictures: median (quartiles)", "cosine"]
+        yield Table(heads, rows, f"Counterfactuals: {where}")
         for drawing in sorted(path.parent.glob("*.png")):
             at = "" if step is None else f"step-{step}-"
             yield Drawing(f"counterfactual-{at}{drawing.stem}", drawing)

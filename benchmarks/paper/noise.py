@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from drawings import Drawing, curve
 from findings import KERNELS, Finding
-from study import Array, Measured, Study
+from study import MISSING, Array, Measured, Study
 
 from dtrak.data import Images
 from dtrak.evaluation.tables import Cell, Entry, Table
@@ -51,7 +51,7 @@ def noise(study: Study) -> Finding:
         rows: list[list[Entry]] = []
         for k in (2, 5, 10, 100):
             found = [study.measure(KERNELS, queries=kind, timesteps=k, noise=way) for way in WAYS]
-            batches = [by_batch(study, method, kind, k).cell if k in (10, 100) else "–" for method in KERNELS]
+            batches = [by_batch(study, method, kind, k).cell if k in (10, 100) else MISSING for method in KERNELS]
             cells = [(*(one[method].cell for one in found), batches[i]) for i, method in enumerate(KERNELS)]
             rows.append([k, *(cell for of_method in cells for cell in of_method)])
         heads = [

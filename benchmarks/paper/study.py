@@ -26,6 +26,7 @@ from dtrak.models import load_model
 from dtrak.noise import stable_hash
 
 ENCODER = "efficientnet-lite0"  # comes with the installation
+MISSING = Cell(None, "–")
 TIMED, REPEATS = 200, 3  # noised copies of images that a choice is timed on, and how often
 
 Array = NDArray[np.float32]
