@@ -89,6 +89,14 @@ def test_auto_keeps_what_two_objectives_share_and_forgets_the_noise_of_each() ->
     assert agreed_dimension(*noisy_views(30, 3.0)) < many
 
 
+@pytest.mark.parametrize(("dimension", "kept"), [(1, 6), (60, 30)])
+def test_auto_keeps_a_twentieth_of_the_images_at_least_and_a_quarter_at_most(dimension: int, kept: float) -> None:
+    first, second = noisy_views(dimension, 0.1)
+    agreed = agreed_dimension(first, second)
+    assert agreed < kept if kept == 6 else agreed > kept
+    assert effective_dimension(first, Damping.parse("auto").absolute(first, lambda: second)) == pytest.approx(kept)
+
+
 def test_auto_is_symmetric_and_needs_two_objectives() -> None:
     first, second = noisy_views(10, 0.5)
     found = Damping.parse("auto").absolute(first, lambda: second)

@@ -21,6 +21,7 @@ from dtrak.kernels import Array, Kernel
 from dtrak.noise import stream
 
 SHARE = 0.1  # of the images: what `spectrum` takes as the dimension
+LEAST, MOST = 0.05, 0.25  # of the images, for `auto`: where agreement falls slowly, its end is uncertain
 TRIED = 24  # dimensions that `auto` tries
 ASKED = 100  # training images that it asks about
 CONFIRMED = 0.9  # of a dimension, that the other objective has to ask for
@@ -65,7 +66,8 @@ class Damping:
             case "auto":
                 if partner is None:
                     raise UsageError("damping 'auto' compares two objectives, but there is only one here")
-                return damping_of_dimension(kernel, agreed_dimension(kernel, partner()))
+                agreed = agreed_dimension(kernel, partner())
+                return damping_of_dimension(kernel, float(np.clip(agreed, LEAST * kernel.images, MOST * kernel.images)))
             case "relative":
                 return self.value * kernel.mean_eigenvalue
             case "absolute":
