@@ -3,10 +3,10 @@
     python benchmarks/paper digits=RUN/benchmark --run digits=RUN
     python benchmarks/paper cifar2=FOLDER --only constructions,noise
 
-Writes OUT/NAME/FINDING.md and the figures of a finding for each benchmark NAME, and the tables of the page OUT.md that
-come from them. Everything measured is kept in the folder: kill it and run it again, and only what is missing is
-computed. LDS is with the best damping in hindsight, as in the paper, unless a table says otherwise; ± is the standard
-deviation of a bootstrap over the retrained models.
+Writes OUT/NAME/FINDING.md and the figures of a finding for each benchmark NAME, and the tables that come from them in
+the page OUT.md and in the README. Everything measured is kept in the folder: kill it and run it again, and only what is
+missing is computed. LDS is with the best damping in hindsight, as in the paper, unless a table says otherwise; ± is the
+standard deviation of a bootstrap over the retrained models.
 """
 
 import argparse
@@ -58,8 +58,9 @@ def main() -> None:
             started = time.monotonic()
             write(study, name, args.out / study.name)
             print(f"{study.name}: {name}, {time.monotonic() - started:.0f} s", file=sys.stderr)
-    if (shown := args.out.with_suffix(".md")).exists():
-        page.refresh(shown, args.out)
+    for shown in (args.out.with_suffix(".md"), args.out.parents[1] / "README.md"):
+        if shown.exists():
+            page.refresh(shown, args.out)
 
 
 def write(study: Study, name: str, folder: Path) -> None:
@@ -93,10 +94,10 @@ def heading(study: Study, finding: str) -> str:
     for kind in study.query_kinds:
         losses = benchmark.losses(kind)
         top = ceiling(losses)
-        known = "unknown, as there is one seed" if top is None else f"{top:.1f} %"
+        agree = "" if top is None else f", of which two predict the third with {top:.1f} %"
         lines.append(
-            f"- {kind}: {losses.shape[2]} queries, {losses.shape[0]} subsets of {len(benchmark.train):,} images, "
-            f"{losses.shape[1]} seeds; noise ceiling {known}"
+            f"- {kind}: {losses.shape[2]} queries, {losses.shape[0]} subsets of {len(benchmark.train):,} images; "
+            f"trainings of each: {losses.shape[1]}{agree}"
         )
     return "\n".join(lines) + "\n"
 

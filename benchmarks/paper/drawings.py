@@ -10,7 +10,7 @@ from study import Measured
 from dtrak.report.curves import Curve, Sample
 from dtrak.report.figures import lds_curve
 
-LEAST = 0.1  # seconds: what is faster is drawn here
+LEAST = 0.5  # seconds: what is faster is drawn here
 COLOURS = {"trak": "#b1511f", "d-trak": "#1c6a86", "mixed-trak": "#4f7a28"}
 OTHERS = "#63645f"
 
@@ -26,14 +26,15 @@ def curve(axis: str, lines: Mapping[str, Mapping[float, Measured]]) -> Figure:
     samples = {
         name: [Sample(x, one.mean, one.std) for x, one in sorted(points.items())] for name, points in lines.items()
     }
-    return lds_curve(Curve("", axis, samples, "", False, None))
+    return lds_curve(Curve(title="", axis=axis, lines=samples, note="", log=False, ceiling=None))
 
 
 def damping_curve(found: Mapping[str, Measured]) -> Figure:
+    """LDS against λ; the open mark is the best."""
     lines = {
         name: [Sample(x, lds, chosen=x == one.damping) for x, lds in sorted(one.curve)] for name, one in found.items()
     }
-    return lds_curve(Curve("", "λ ÷ mean eigenvalue", lines, "", True, None))
+    return lds_curve(Curve(title="", axis="λ ÷ mean eigenvalue", lines=lines, note="", log=True, ceiling=None))
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Choice:
     settings: str
     lds: Measured
     seconds: float
+    has_own_noise: bool = False
 
     @property
     def name(self) -> str:
@@ -63,22 +65,25 @@ def frontier(choices: list[Choice]) -> list[Choice]:
     return found
 
 
-def cost_figure(choices: list[Choice]) -> Figure:
-    """Crosses are choices with own noise."""
-    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
+def cost_figure(choices: list[Choice], default: str) -> Figure:
+    """Crosses are choices with own noise; names are those of the frontier and of the default."""
+    figure = Figure(figsize=(8, 5.4), layout="constrained")
     axes = figure.subplots()
     for one in choices:
-        colour, mark = COLOURS.get(one.method, OTHERS), "x" if "own noise" in one.settings else "o"
+        colour, mark = COLOURS.get(one.method, OTHERS), "x" if one.has_own_noise else "o"
         axes.errorbar(*one.place, one.lds.std, fmt=mark, color=colour, capsize=2, markersize=4.5, lw=0.8)
     for name, colour in {**COLOURS, "other methods": OTHERS}.items():
         axes.plot([], [], "o", color=colour, label=name)
     axes.plot([], [], "x", color="black", label="own noise for each image")
     best = frontier(choices)
-    axes.plot(*zip(*(one.place for one in best), strict=True), color="#888", lw=1, label="frontier")
-    for one, before in zip(best[1:], best, strict=False):
-        if one.lds.mean - before.lds.mean > one.lds.std:  # the others are as good as their neighbours
-            axes.annotate(one.name, one.place, xytext=(-4, 6), textcoords="offset points", fontsize=8, ha="right")
-    axes.set(xscale="log", xlabel="seconds of one core for the features", ylabel="LDS, %")
+    x, y = zip(*(one.place for one in best), strict=True)
+    axes.step(x, y, where="post", color="#888", lw=1, label="frontier: nothing cheaper is better")
+    for one in choices:
+        if one.name == default:
+            axes.annotate(f"the default: {one.name}", one.place, (7, 4), textcoords="offset points", fontsize=8)
+        elif one in best:
+            axes.annotate(one.name, one.place, (-5, 5), textcoords="offset points", fontsize=8, ha="right")
+    axes.set(xscale="log", xlabel="seconds of one core for the features", ylabel="LDS, %", xlim=(LEAST / 4, None))
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
     return figure

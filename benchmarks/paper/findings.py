@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from drawings import Drawing
 from study import MISSING, Measured, Study
 
@@ -24,7 +25,7 @@ FREE = (
     *OF_CHECKPOINTS,
     *("relative-if", "renormalized-if", "trak", "d-trak", "mixed-trak"),
 )
-SHOWN = 4  # pictures
+SHOWN, TOP = 4, 5  # pictures, and images for each
 
 
 def constructions(study: Study) -> Finding:
@@ -40,16 +41,11 @@ def many_timesteps(study: Study) -> Finding:
 def methods(study: Study) -> Finding:
     """Every method that retrains nothing; journeys are those of generated pictures."""
     names = [name for name in FREE if study.checkpoints or name not in OF_CHECKPOINTS]
+    asked = {kind: [*names, *([JOURNEY] if kind == "generated" else [])] for kind in study.query_kinds}
     columns = [(kind, k) for kind in study.query_kinds for k in (10, 100)]
-    found = {
-        (kind, k): study.measure(
-            [*names, *([JOURNEY] if kind == "generated" else [])], queries=kind, timesteps=k, **study.checkpoints
-        )
-        for kind, k in columns
-    }
-    shown = [*names, *([JOURNEY] if "generated" in study.query_kinds else [])]
+    found = [study.measure(asked[kind], queries=kind, timesteps=k, **study.checkpoints) for kind, k in columns]
     rows: list[list[Entry]] = [
-        [name, *(one[name].cell if name in one else MISSING for one in found.values())] for name in shown
+        [name, *(one[name].cell if name in one else MISSING for one in found)] for name in asked[study.query_kinds[-1]]
     ]
     yield Table(["method", *(f"{kind}, K = {k}" for kind, k in columns)], rows, "Methods that retrain nothing")
 
@@ -69,9 +65,9 @@ def retraining(study: Study) -> Finding:
 
     for size in (1, 2, 4, 8) if study.benchmark.retrained else ():
         add(ensembles, f"S = {size}", timesteps=10, ensemble_size=size)
-    add(learnt, f"S = {half}")
+    add(learnt, f"{half} subsets")
     add((*KERNELS, "mixed-trak"), "the model alone", timesteps=10)
-    notes = [f"Measured on the {half} subsets that nothing was fitted on."]
+    notes = [f"Measured on the {half} subsets that nothing was fitted on; S is a number of models."]
     yield Table(["method", *kinds], rows, "Methods that retrain", notes)
 
 
@@ -148,11 +144,19 @@ def counterfactuals(study: Study) -> Finding:
 
 
 def pictures(study: Study) -> Finding:
-    """Where generated pictures come from, or held-out images where there are none."""
+    """Where generated pictures come from, or held-out images where there are none; how often from their own class."""
     train, queries = study.benchmark.train, study.benchmark.queries(study.query_kinds[-1])
     scores = attribute(study.model, train, queries, KERNELS, cache=study.cache(None, timesteps=10), timesteps=10)
     yield Drawing("proponents", proponents_and_opponents(scores, train, queries.select(range(SHOWN))))
     yield Drawing("self-influence", self_influence(scores["d-trak"], train))
+    labels, asked = (one.columns["label"] for one in (train, study.benchmark.queries("validation")))
+    rows: list[list[Entry]] = []
+    for method in ("raw-pixel-cosine", *KERNELS, "mixed-trak"):
+        order = np.argsort(study.scores(method, "validation", timesteps=10), axis=1)
+        same = [100 * np.mean(labels[ids] == asked[:, None]) for ids in (order[:, : -TOP - 1 : -1], order[:, :TOP])]
+        rows.append([method, *(Cell(float(one), f"{one:.0f} %") for one in same)])
+    heads = ["method", f"of {TOP} proponents", f"of {TOP} opponents"]
+    yield Table(heads, rows, "Images of the query's own class, validation queries")
 
 
 def ablation(

@@ -1,5 +1,6 @@
 """Who shares noise with whom: all images, none, or those at the same place of their batches as in the authors' code."""
 
+import io
 from functools import partial
 
 import numpy as np
@@ -10,33 +11,54 @@ from study import MISSING, Array, Measured, Study
 
 from dtrak.data import Images
 from dtrak.evaluation.tables import Cell, Entry, Table
+from dtrak.featurizing import FeatureSettings
+from dtrak.files import write_bytes
 from dtrak.gradients import Copies, Features
 from dtrak.projections import make_projection
 from dtrak.timesteps import select_timesteps
 
 ETAS = [eta / 10 for eta in range(11)]
+ETA = {"trak": 0.5, "d-trak": 1.0}
 WAYS = {"shared": "shared noise", "per-image": "own noise"}
+BY_PLACE = "noise by place"
 SEEDS = range(5)
 BATCH = 16  # of the authors' program, unless it is told otherwise
-OBJECTIVE = {"trak": "simple", "d-trak": "square"}
+OBJECTIVES = ("simple", "square")
 
 
 def interpolation(study: Study) -> Finding:
-    """From the noise's part of L_Simple to L_Square: η = ½ is TRAK, η = 1 D-TRAK; with shared noise, and without."""
+    """From the noise's part of L_Simple to L_Square: η = ½ is TRAK, η = 1 D-TRAK; for each way to share noise."""
+    ways = {**WAYS, BY_PLACE: BY_PLACE}
     for k in (10, 100):
-        columns = [(kind, way) for kind in study.query_kinds for way in WAYS]
+        columns = [(kind, way) for kind in study.query_kinds for way in ways]
         found = {(kind, way): interpolated(study, kind, way, k) for kind, way in columns}
         rows: list[list[Entry]] = [[eta, *(found[column][eta].cell for column in columns)] for eta in ETAS]
-        yield Table(["η", *(f"{kind}, {WAYS[way]}" for kind, way in columns)], rows, f"Interpolation, K = {k}")
-        lines = {f"{kind}, {WAYS[way].removesuffix(' noise')}": found[kind, way] for kind, way in columns}
-        yield Drawing(f"interpolation-{k}", curve("η: TRAK at ½, D-TRAK at 1", lines))
+        yield Table(["η", *(f"{kind}, {ways[way]}" for kind, way in columns)], rows, f"Interpolation, K = {k}")
+        for kind in study.query_kinds:
+            lines = {name: found[kind, way] for way, name in ways.items()}
+            yield Drawing(f"interpolation-{kind}-{k}", curve("η: TRAK at ½, D-TRAK at 1", lines))
+    yield _lengths(study)
+
+
+def _lengths(study: Study) -> Table:
+    """How long the gradients of the loss and of its parts are: these cancel where a model predicts the noise."""
+    found = study.features(OBJECTIVES, timesteps=100)["train"]
+    loss, square = found["simple"], found["square"]
+    rows: list[list[Entry]] = []
+    for name, one in {"‖ε − ε_θ‖²": loss, "‖ε_θ‖²": square, "‖ε‖² − 2 ε·ε_θ": loss - square}.items():
+        length = float(np.linalg.norm(one, axis=1).mean())
+        rows.append([name, Cell(length, f"{length:.2f}")])
+    return Table(["gradient of", "mean length"], rows, "The loss and its parts, training images, K = 100")
 
 
 def interpolated(study: Study, kind: str, way: str, timesteps: int) -> dict[float, Measured]:
     """By η. Gradients, their mean and their projection are linear, so two objectives' features give all."""
 
     def make(eta: float) -> tuple[Array, Array]:
-        found = study.features(["simple", "square"], timesteps=timesteps, noise=way)
+        if way == BY_PLACE:
+            found = {name: by_place(study, name, timesteps) for name in ("train", kind)}
+        else:
+            found = study.features(OBJECTIVES, timesteps=timesteps, noise=way)
         train, queries = (
             eta * of["square"] + (1 - eta) * (of["simple"] - of["square"]) for of in (found["train"], found[kind])
         )
@@ -50,42 +72,39 @@ def noise(study: Study) -> Finding:
     for kind in study.query_kinds:
         rows: list[list[Entry]] = []
         for k in (2, 5, 10, 100):
+            cells: list[Entry] = [k]
             found = [study.measure(KERNELS, queries=kind, timesteps=k, noise=way) for way in WAYS]
-            batches = [by_batch(study, method, kind, k).cell if k in (10, 100) else MISSING for method in KERNELS]
-            cells = [(*(one[method].cell for one in found), batches[i]) for i, method in enumerate(KERNELS)]
-            rows.append([k, *(cell for of_method in cells for cell in of_method)])
-        heads = [
-            f"{method}, {way}" for method in KERNELS for way in ("shared", "own", f"by place in a batch of {BATCH}")
-        ]
+            placed = interpolated(study, kind, BY_PLACE, k) if k in (10, 100) else {}
+            for method, eta in ETA.items():
+                cells += [one[method].cell for one in found] + [placed[eta].cell if placed else MISSING]
+            rows.append(cells)
+        heads = [f"{method}, {way}" for method in ETA for way in ("shared", "own", "by place")]
         yield Table(["K", *heads], rows, f"Who shares noise, {kind} queries")
 
 
-def by_batch(study: Study, method: str, kind: str, timesteps: int) -> Measured:
-    """Images at the same place of their batches share their noise."""
+def by_place(study: Study, name: str, timesteps: int) -> dict[str, Array]:
+    """{objective: [B, k]} of a set of images; those at the same place of their batches share their noise."""
+    images = study.benchmark.train if name == "train" else study.benchmark.queries(name)
+    of = f"{study.model.fingerprint[:8]}-{images.fingerprint[:8]}-{timesteps}"
+    paths = {one: study.folder / f"by-place-{BATCH}" / f"{of}-{one}.npy" for one in OBJECTIVES}
+    if not all(path.exists() for path in paths.values()):
+        rows = zip(*_batches(study, images, timesteps), strict=True)
+        for path, of_objective in zip(paths.values(), rows, strict=True):
+            file = io.BytesIO()
+            np.save(file, torch.cat(of_objective).numpy())
+            write_bytes(path, file.getvalue())
+    return {one: np.asarray(np.load(path)) for one, path in paths.items()}
 
-    def make() -> tuple[Array, Array]:
-        train, queries = (
-            _batch_features(study, images, OBJECTIVE[method], timesteps)
-            for images in (study.benchmark.train, study.benchmark.queries(kind))
-        )
-        return train, queries
 
-    return study.of_kernel(make, "by batch", BATCH, method, timesteps, queries=kind)
-
-
-def _batch_features(study: Study, images: Images, objective: str, timesteps: int) -> Array:
-    """[B, k], with a noise for each place in a batch, the same for all sets of images."""
-    path = study.folder / "by-batch" / f"{images.fingerprint}-{objective}-{timesteps}.npy"
-    if not path.exists():
-        parameters = study.model.parameters(None)
-        sizes = {name: value.numel() for name, value in parameters.items()}
-        copies = Copies(select_timesteps(timesteps, study.model.timesteps), noise="per-image")
-        features = Features(study.model, [objective], copies, make_projection("sketch", 4096, sizes, 0), parameters)
-        batches = [range(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]
-        rows = [features(images.tensor(batch), range(len(batch)))[0] for batch in batches]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, torch.cat(rows).numpy())
-    return np.asarray(np.load(path))
+def _batches(study: Study, images: Images, timesteps: int) -> list[list[torch.Tensor]]:
+    """For each batch, the features [batch, k] of each objective."""
+    defaults, parameters = FeatureSettings(), study.model.parameters(None)
+    sizes = {name: value.numel() for name, value in parameters.items()}
+    projection = make_projection(defaults.projection, defaults.projection_dim, sizes, 0)
+    copies = Copies(select_timesteps(timesteps, study.model.timesteps), noise="per-image")
+    features = Features(study.model, list(OBJECTIVES), copies, projection, parameters)
+    batches = [range(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]
+    return [features(images.tensor(batch), range(len(batch))) for batch in batches]
 
 
 def draws(study: Study) -> Finding:

@@ -10,6 +10,8 @@ and is what digits/noise.md and cifar2-16px/noise.md have under that caption, si
 import re
 from pathlib import Path
 
+from dtrak.files import write_text
+
 PLACE = re.compile(r"(?P<comment><!-- (?P<sources>[\w/, -]+): (?P<caption>.+) -->\n\n)(?:(?:\|.*\n)+\n?)?")
 MISSING = "–"
 
@@ -18,7 +20,7 @@ Rows = list[list[str]]
 
 def refresh(page: Path, folder: Path) -> None:
     """Fill the tables of a page from the findings in a folder."""
-    page.write_text(filled(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
+    write_text(page, filled(page.read_text(encoding="utf-8"), folder))
 
 
 def filled(text: str, folder: Path) -> str:

@@ -19,7 +19,7 @@ from dtrak.evaluation.comparison import compare
 from dtrak.evaluation.lds import bootstrap, evaluate_lds, mean_lds
 from dtrak.evaluation.tables import Cell
 from dtrak.featurizing import feature_settings, featurize
-from dtrak.files import write_json, write_text
+from dtrak.files import write_text
 from dtrak.methods import get_method
 from dtrak.methods.inputs import InMemory, Vectors
 from dtrak.models import load_model
@@ -27,7 +27,7 @@ from dtrak.noise import stable_hash
 
 ENCODER = "efficientnet-lite0"  # comes with the installation
 MISSING = Cell(None, "–")
-TIMED, REPEATS = 200, 3  # noised copies of images that a choice is timed on, and how often
+TIMED, FEWEST, REPEATS = 600, 32, 3  # noised copies and images that a choice is timed on, and how often
 
 Array = NDArray[np.float32]
 
@@ -108,7 +108,7 @@ class Study:
         return Measured(**json.loads(self._once(ask, "kernel", question, queries, output)))
 
     def mixed(self, objectives: Sequence[str], queries: str, **settings: Any) -> Measured:
-        """The LDS of the mean of several objectives' scores, each standardised for each query, with damping auto."""
+        """The LDS of the sum of several objectives' scores, each standardised for each query, with damping auto."""
 
         def ask() -> str:
             total: Array = sum(  # type: ignore[assignment]
@@ -139,31 +139,30 @@ class Study:
         return evidence.scores(evidence.methods[0], Damping.parse("auto"))
 
     def seconds(self, method: str, **settings: Any) -> float:
-        """That the features of all images take: what a few more images cost, for all of them.
+        """Of one core that the features of all images take: what some more images cost, for all of them.
 
         The shortest of several times counts, as whatever else the machine does only adds to it; methods that score from
         the same features share it.
         """
         settings = {"encoder": ENCODER, **_given(settings)}
-        question = (get_method(method).source, sorted(settings.items()))
-        path = self.folder / "timed" / f"{stable_hash(repr(question)):016x}.json"
-        if not path.exists():
-            few = max(4, TIMED // (int(settings.get("timesteps", 10)) * int(settings.get("draws", 1))))
-            shortest = {
-                images: min(self._timed(method, images, settings) for _ in range(REPEATS)) for images in (few, 2 * few)
-            }
+        some = max(FEWEST, TIMED // int(settings.get("timesteps", 10)))
+
+        def ask() -> str:
+            less, more = (
+                min(self._timed(method, count, settings) for _ in range(REPEATS)) for count in (some, 2 * some)
+            )
             images = len(self.benchmark.train) + len(self.benchmark.queries("validation"))
-            write_json(path, max(0.0, shortest[2 * few] - shortest[few]) / few * images)
-        return float(json.loads(path.read_text()))
+            return json.dumps(max(0.0, more - less) / some * images)
+
+        question = ("seconds", some, get_method(method).source, sorted(settings.items()))
+        return float(json.loads(self._once(ask, *question)))
 
     def _timed(self, method: str, images: int, settings: dict[str, Any]) -> float:
-        """Seconds to score so many images, half of them training images, by features that nobody has made before."""
-        train, queries = (
-            one.first(images // 2) for one in (self.benchmark.train, self.benchmark.queries("validation"))
-        )
-        started = time.perf_counter()
+        """Seconds to score so many training images, by features that nobody has made before."""
+        train, queries = self.benchmark.train.first(images), self.benchmark.queries("validation").first(FEWEST)
+        started = time.process_time()
         attribute(self.model, train, queries, method, damping="spectrum", device="cpu", **settings)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     def cache(self, model: Path | None, **settings: Any) -> Path:
         """A folder for every way to make features."""
