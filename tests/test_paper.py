@@ -15,9 +15,7 @@ PROGRAM = ROOT / "benchmarks" / "paper"
 # the tables and figures that each finding leaves
 WRITTEN = {
     "interpolation": ("interpolation.md", "interpolation-validation-10.png", "interpolation-generated-100.png"),
-    "mixtures": ("mixtures.md",),
     "retraining": ("retraining.md",),
-    "outputs": ("outputs.md",),
     "pictures": ("pictures.md", "proponents.png", "self-influence.png"),
     "counterfactuals": ("counterfactuals.md", "counterfactual-pictures.png"),
     "recommended": ("recommended.md",),
