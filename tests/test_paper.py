@@ -3,6 +3,7 @@
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,14 @@ ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "benchmarks" / "paper"
 # the tables and figures that each finding leaves
 WRITTEN = {
+    "interpolation": ("interpolation.md", "interpolation-validation-10.png", "interpolation-generated-100.png"),
+    "mixtures": ("mixtures.md",),
+    "retraining": ("retraining.md",),
+    "outputs": ("outputs.md",),
     "pictures": ("pictures.md", "proponents.png", "self-influence.png"),
     "counterfactuals": ("counterfactuals.md", "counterfactual-pictures.png"),
     "recommended": ("recommended.md",),
+    "costs": ("costs.md", "cost.png"),
 }
 
 
@@ -46,7 +52,9 @@ def test_a_page_joins_tables_by_their_first_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_findings_of_a_tiny_benchmark(own_run: Path, tmp_path: Path) -> None:
+def test_findings_of_a_tiny_benchmark(recipe: Callable[..., Path], tmp_path: Path) -> None:
+    own_run, few = tmp_path / "run", {"select": {"count": 64}, "select_validation": {"count": 10}}
+    assert dtrak("run", recipe(data=few), "--out", own_run, cwd=tmp_path).code == 0
     asked = "--subsets 8 --seeds 2 --output-timesteps 2 --output-noises 1 --keep-models --method random"
     assert dtrak("evaluate", "lds", own_run, *asked.split(), cwd=tmp_path).code == 0
     asked = "--count 2 --method random,d-trak --encoder efficientnet-lite0"
@@ -66,10 +74,19 @@ def test_findings_of_a_tiny_benchmark(own_run: Path, tmp_path: Path) -> None:
     there = {path.name for path in (tmp_path / "out" / "tiny").iterdir()}
     assert {name for names in WRITTEN.values() for name in names} <= there
     tables = {name: (tmp_path / "out" / "tiny" / f"{name}.md").read_text() for name in WRITTEN}
+    assert "| 0.5 |" in tables["interpolation"]
     assert "mixed-trak's gain over d-trak" in tables["recommended"]
 
+    frontier, _, every = tables["costs"].partition("## All choices")
+    best, costs = (
+        [[float(cell.split()[0]) for cell in row.split("|")[2:4]] for row in part.splitlines() if " ± " in row]
+        for part in (frontier, every)
+    )
+    assert [seconds for _, seconds in costs] == sorted(seconds for _, seconds in costs)
+    assert [lds for lds, _ in best] == sorted(lds for lds, _ in best), "dearer choices of the frontier are better"
+
     before = measured(tmp_path)
-    ask("recommended")
+    ask("interpolation")
     assert measured(tmp_path) == before
-    assert (tmp_path / "out" / "tiny" / "recommended.md").read_text() == tables["recommended"]
-    assert (tmp_path / "out" / "tiny" / "pictures.md").read_text() == tables["pictures"], "others are left alone"
+    assert (tmp_path / "out" / "tiny" / "interpolation.md").read_text() == tables["interpolation"]
+    assert (tmp_path / "out" / "tiny" / "costs.md").read_text() == tables["costs"], "other findings are left alone"

@@ -145,7 +145,7 @@ class Study:
         the same features share it.
         """
         settings = {"encoder": ENCODER, **_given(settings)}
-        some = max(FEWEST, TIMED // int(settings.get("timesteps", 10)))
+        some = min(max(FEWEST, TIMED // int(settings.get("timesteps", 10))), len(self.benchmark.train) // 2)
 
         def ask() -> str:
             less, more = (
