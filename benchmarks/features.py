@@ -187,7 +187,7 @@ def floor(model: "DiffusionModel", images: Path, batch: int) -> Result:
     import torch
     from peers import all_copies
 
-    from dtrak.data import load_images
+    from dtrak.images.images import load_images
 
     copies, loaded = all_copies(model, K), load_images(str(images))
     clean = loaded.tensor(range(len(loaded))).repeat_interleave(K, 0)
@@ -207,8 +207,8 @@ def floor(model: "DiffusionModel", images: Path, batch: int) -> Result:
 
 def ours(row: str, model: "DiffusionModel", images: Path, folder: Path) -> Result:
     """dtrak from the file of images to the finished store; `scale` is its first row over many images."""
-    from dtrak.data import load_images
-    from dtrak.featurizing import FeatureSettings, featurize
+    from dtrak.features.featurizing import FeatureSettings, featurize
+    from dtrak.images.images import load_images
 
     label, settings = OURS["ours-4096" if row == "scale" else row]
     chosen = FeatureSettings(timesteps=K, **settings)
@@ -223,7 +223,7 @@ def peer(row: str, model: "DiffusionModel", images: Path, setting: Setting) -> l
     """One result for each k, from the cost of a slice."""
     from peers import BLOCK, PEERS, Slice, all_copies
 
-    from dtrak.data import load_images
+    from dtrak.images.images import load_images
 
     part = Slice(**setting.slices[row])
     clean = load_images(str(images)).tensor(range(min(part.images, setting.images)))

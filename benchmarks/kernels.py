@@ -20,9 +20,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from dtrak.damping import GRIDS
-from dtrak.features import FeatureStore, Manifest
-from dtrak.kernels import decompose
+from dtrak.features.store import FeatureStore, Manifest
+from dtrak.kernels.damping import GRIDS
+from dtrak.kernels.ridge import decompose
 
 SMALLER = 2048  # the k at which the explicit inverse is timed
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from scipy.stats import spearmanr
 
 from dtrak.evaluation.lds import bootstrap, draw_subsets, mean_losses, predicted_losses, spearman
-from dtrak.evaluation.tables import Cell, Table
+from dtrak.tables import Cell, Table
 
 SLICE_QUERIES, SLICE_RESAMPLES = 50, 50  # of the loop over queries
 SLICE_WIDE = 100  # resamples, of the loop over resamples

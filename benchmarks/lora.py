@@ -26,14 +26,15 @@ from peft import LoraConfig
 from rich.console import Console
 from rich.table import Table
 
-from dtrak.data import load_images
 from dtrak.engines import cores
-from dtrak.gradients import Copies, Features
-from dtrak.models import DiffusionModel, View
+from dtrak.features.inputs import ModelInputs
+from dtrak.gradients.featurizer import Copies, Features
+from dtrak.gradients.projections import make_projection
+from dtrak.images.images import load_images
+from dtrak.models import DiffusionModel
 from dtrak.noise import gaussian
-from dtrak.projections import make_projection
-from dtrak.recipes import Training
-from dtrak.training import Trainer
+from dtrak.runs.recipes import Training
+from dtrak.runs.training import Trainer
 
 ROWS = {"weights": "the U-Net and its LoRA", "training": "one training step", "features": "features of an image"}
 SMALL = {"block_out_channels": (32, 64, 64, 64), "norm_num_groups": 8, "layers_per_block": 1, "cross_attention_dim": 64}
@@ -49,13 +50,13 @@ def make_model(args: argparse.Namespace) -> DiffusionModel:
     return DiffusionModel(network.eval(), scheduler, (4, args.side, args.side))
 
 
-def make_view(model: DiffusionModel, count: int) -> View:
+def make_view(model: DiffusionModel, count: int) -> ModelInputs:
     """Random latents, all with the same random words."""
     moments = gaussian((count, 2, *model.shape), "latents").abs()
     words = gaussian((1, 77, model.network.config.cross_attention_dim), "words")
     which = np.zeros(count, dtype=np.int64)
     told = {"encoder_hidden_states": words}
-    return View(load_images("digits:train").select(range(count)), (moments,), ["words"] * count, told, which)
+    return ModelInputs(load_images("digits:train").select(range(count)), (moments,), ["words"] * count, told, which)
 
 
 def measure(row: str, args: argparse.Namespace) -> dict[str, float]:

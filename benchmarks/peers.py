@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from dtrak.data import load_images
-from dtrak.gradients import Copies, Features
+from dtrak.gradients.featurizer import Copies, Features
+from dtrak.gradients.projections import make_projection
+from dtrak.gradients.timesteps import select_timesteps
+from dtrak.images.images import load_images
 from dtrak.models import DiffusionModel
-from dtrak.projections import make_projection
-from dtrak.timesteps import select_timesteps
 
 BLOCK = 100  # columns of the matrix that exist at one time, in traker and in dattri
 

@@ -23,11 +23,11 @@ from importlib.metadata import version
 from rich.console import Console
 from rich.table import Table
 
-from dtrak.data import load_images
 from dtrak.engines import cores, make_engine
 from dtrak.evaluation.jobs import Job, Outputs, Retraining, retrain
 from dtrak.evaluation.subsets import random_subsets
-from dtrak.recipes import load_recipe
+from dtrak.images.images import load_images
+from dtrak.runs.recipes import load_recipe
 
 QUERIES = 20
 TIMESTEPS = tuple(range(0, 1000, 100))

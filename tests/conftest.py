@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from commands import dtrak_fresh
-from dtrak.data import Images, load_images
+from dtrak.images.images import Images, load_images
 
 TINY: dict[str, Any] = {
     "name": "tiny",

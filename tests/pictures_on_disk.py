@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from dtrak.data import Images
 from dtrak.errors import DtrakError, UsageError
+from dtrak.images.images import Images
 
 
 def noise(*shape: int, seed: int = 0) -> NDArray[np.uint8]:

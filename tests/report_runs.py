@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from dtrak.attribution.scores import Scores, save_scores
 from dtrak.files import write_json, write_text
-from dtrak.recipes import Recipe, dump_recipe, load_recipe
-from dtrak.runs import Run
-from dtrak.scores import Scores, save_scores
+from dtrak.runs.recipes import Recipe, dump_recipe, load_recipe
+from dtrak.runs.run import Run
 
 HOSTILE = '</title><script>alert("caption")</script>'
 ARTISTS = ("Klee", "af Klint & <b>co</b>")

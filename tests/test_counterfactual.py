@@ -17,7 +17,7 @@ import dtrak
 from commands import dtrak as command
 from commands import dtrak_started
 from conftest import tiny_recipe
-from dtrak.encoders import load_encoder
+from dtrak.cli.pipeline import counterfactual_run
 from dtrak.engines.this_process import ThisProcess
 from dtrak.errors import UsageError
 from dtrak.evaluation.counterfactual import (
@@ -31,12 +31,13 @@ from dtrak.evaluation.counterfactual import (
 )
 from dtrak.evaluation.jobs import Job
 from dtrak.evaluation.redrawing import Question, ask
+from dtrak.features.encoders import load_encoder
+from dtrak.models.sampling import sample, to_pixels
 from dtrak.noise import stream
-from dtrak.pipeline import counterfactual_run
-from dtrak.recipes import load_recipe
-from dtrak.runs import Run
-from dtrak.sampling import generate, sample, to_pixels
-from dtrak.training import train, train_in_memory
+from dtrak.runs.drawing import generate
+from dtrak.runs.recipes import load_recipe
+from dtrak.runs.run import Run
+from dtrak.runs.training import train, train_in_memory
 
 IMAGES, PICTURES, STEPS = 60, 4, 5
 PASSED = [800, 600, 400, 200, 0]

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtrak.damping import (
+from dtrak.errors import UsageError
+from dtrak.kernels.damping import (
     GRIDS,
     Damping,
     agreed_dimension,
@@ -13,8 +14,7 @@ from dtrak.damping import (
     effective_dimension,
     scores_of_others,
 )
-from dtrak.errors import UsageError
-from dtrak.kernels import Kernel, decompose
+from dtrak.kernels.ridge import Kernel, decompose
 from dtrak.methods.inputs import InMemory
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtrak.data import load_images, read_ids
+from dtrak.images.images import load_images, read_ids
 from pictures_on_disk import everything, noise, refused, save_image, save_npz
 
 # What can be done with a set

@@ -18,9 +18,9 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 from transformers import CLIPModel
 
-from dtrak.data import Images, load_images
-from dtrak.encoders import Encoder, embed, load_encoder
 from dtrak.errors import UsageError
+from dtrak.features.encoders import Encoder, embed, load_encoder
+from dtrak.images.images import Images, load_images
 from tiny_clip import DEVIATION, DIM, MEAN, SIDE, save_clip
 
 

@@ -206,12 +206,12 @@ def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
 ) -> None:
     from dtrak.evaluation.jobs import Job, Outputs, Retraining, retrain
     from dtrak.evaluation.subsets import random_subsets
-    from dtrak.models import View
-    from dtrak.runs import Run
+    from dtrak.features.inputs import ModelInputs
+    from dtrak.runs.run import Run
 
     run = Run.open(finished_run)
-    queries = {"validation": View(run.query_images("digits:validation").select(range(3)).in_memory())}
-    images, masks = View(run.train_images.in_memory()), random_subsets(2, 1000)
+    queries = {"validation": ModelInputs(run.query_images("digits:validation").select(range(3)).in_memory())}
+    images, masks = ModelInputs(run.train_images.in_memory()), random_subsets(2, 1000)
     context = Retraining(run.recipe, images, masks, queries, Outputs((0, 500)), keep_weights=True)
     job = Job(1, draw=(4,))
     here, there = (dict(make(name).run(retrain, context, [job]))[job] for name in ("process", "ray"))
@@ -223,8 +223,8 @@ def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
 def test_features_are_the_same_on_every_engine_bit_for_bit(
     name: str, make: Callable[[str], Engine], finished_run: Path, tmp_path: Path
 ) -> None:
-    from dtrak.featurizing import FeatureSettings, featurize
-    from dtrak.runs import Run
+    from dtrak.features.featurizing import FeatureSettings, featurize
+    from dtrak.runs.run import Run
 
     run = Run.open(finished_run)
     model, images = run.model(), run.train_images.select(range(70))

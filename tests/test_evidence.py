@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import dtrak
 import tiny
+from dtrak.attribution.evidence import evenly_spaced
 from dtrak.errors import UsageError
-from dtrak.evidence import evenly_spaced
 from dtrak.methods import METHODS
 from dtrak.models import ddpm
-from dtrak.sampling import sample, to_pixels
+from dtrak.models.sampling import sample, to_pixels
 from test_benchmark import GENERATED, TRAIN, VALIDATION, random_halves, write_benchmark, write_images
 
 QUERIES = VALIDATION.select([3, 0, 2])

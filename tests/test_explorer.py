@@ -19,16 +19,16 @@ from PIL import Image
 import dtrak
 import tiny
 from commands import dtrak as command
-from dtrak.attribution import gather
-from dtrak.damping import Damping
+from dtrak.attribution.attributing import gather
 from dtrak.explorer.address import is_loopback, listen
 from dtrak.explorer.scoring import Live, Member
 from dtrak.explorer.uploads import FORMATS
-from dtrak.kernels import Kernel, decompose
+from dtrak.kernels.damping import Damping
+from dtrak.kernels.ridge import Kernel, decompose
 from dtrak.methods import METHODS
 from dtrak.methods.inputs import InMemory
-from dtrak.runs import Run
-from dtrak.sampling import sample, to_pixels
+from dtrak.models.sampling import sample, to_pixels
+from dtrak.runs.run import Run
 from serving import Server, colourful, encoded, served
 
 METHODS_SERVED = ["trak", "d-trak", "relative-if", "raw-pixel-cosine"]

@@ -12,7 +12,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 import dtrak
-from dtrak.runs import Run
+from dtrak.runs.run import Run
 from serving import Server, served
 
 pytest_plugins = ["browser"]

@@ -7,9 +7,9 @@ import pytest
 
 import dtrak
 import tiny
-from dtrak.attribution import gather
-from dtrak.damping import Damping
+from dtrak.attribution.attributing import gather
 from dtrak.explorer.scoring import Live, Scorer
+from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS
 from test_benchmark import TRAIN, VALIDATION
 

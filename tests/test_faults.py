@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from commands import dtrak, dtrak_fresh
 from conftest import tiny_recipe
-from dtrak.data import load_images
+from dtrak.images.images import load_images
 
 MakeRecipe = Callable[..., Path]
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from commands import dtrak, dtrak_started
 from dtrak.errors import DtrakError, UsageError
-from dtrak.features import SHARD_ROWS, FeatureStore, Manifest, fill
+from dtrak.features.store import SHARD_ROWS, FeatureStore, Manifest, fill
 
 MANIFEST = Manifest(
     model="aa", data="bb", objective="square", timesteps=[0, 100], draws=1, noise="shared", seed=0, parameters="all",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import tiny
 from dtrak import load_images
 from dtrak.engines.this_process import ThisProcess, exactly
-from dtrak.featurizing import FeatureSettings, featurize
+from dtrak.features.featurizing import FeatureSettings, featurize
 
 DIGITS = load_images("digits:train")
 

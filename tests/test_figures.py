@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import dtrak
+from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError
 from dtrak.report.comparisons import LDSOf
 from dtrak.report.curves import Curve, Sample
@@ -27,7 +28,6 @@ from dtrak.report.figures import (
 from dtrak.report.figures.pictures import IN_A_ROW
 from dtrak.report.figures.style import DPI, WIDTH
 from dtrak.report.wording import number
-from dtrak.scores import Scores
 
 NAMES = ["random", "trak", "d-trak", "journey-trak-ensemble"]
 TRAIN = dtrak.load_images("digits:train").select(range(200))

@@ -9,13 +9,13 @@ from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 from torch import Tensor, nn
 
 from dtrak import DiffusionModel, attribute
-from dtrak.data import load_images
-from dtrak.featurizing import FeatureSettings, featurize
+from dtrak.features.featurizing import FeatureSettings, featurize
+from dtrak.images.images import load_images
 from dtrak.models.process import Flow
+from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
-from dtrak.recipes import Training
-from dtrak.sampling import sample
-from dtrak.training import Trainer
+from dtrak.runs.recipes import Training
+from dtrak.runs.training import Trainer
 
 SHAPE = (1, 8, 8)
 

@@ -10,12 +10,12 @@ from torch.func import functional_call, grad, vmap
 
 import tiny
 from dtrak import DiffusionModel
-from dtrak.backward import can_share_a_pass
 from dtrak.errors import DtrakError, UsageError
-from dtrak.gradients import Copies, Features
+from dtrak.gradients.backward import can_share_a_pass
+from dtrak.gradients.featurizer import Copies, Features
+from dtrak.gradients.objectives import OBJECTIVES, get_objective
+from dtrak.gradients.projections import make_projection
 from dtrak.noise import gaussian
-from dtrak.objectives import OBJECTIVES, get_objective
-from dtrak.projections import make_projection
 
 COPIES = Copies((0, 300, 900), draws=2, seed=7)
 MODELS: dict[str, Callable[[], DiffusionModel]] = {

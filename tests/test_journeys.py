@@ -14,9 +14,9 @@ import dtrak
 import tiny
 from definitions import Array, assert_close, exact_features, exact_gradient, features_of_seed, schedule, small_kernel
 from dtrak.errors import UsageError
-from dtrak.journeys import Journeys
+from dtrak.features.trajectories import Journeys
+from dtrak.models.sampling import BATCH, sample, to_pixels
 from dtrak.noise import gaussian
-from dtrak.sampling import BATCH, sample, to_pixels
 from test_benchmark import TRAIN, write_benchmark
 
 STEPS, SEEDS = 5, (7, 3, 11)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak.errors import DtrakError
-from dtrak.kernels import Kernel, decompose
+from dtrak.kernels.ridge import Kernel, decompose
 
 
 @dataclass(frozen=True)

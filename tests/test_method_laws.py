@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dtrak.damping import Damping
-from dtrak.kernels import decompose
+from dtrak.kernels.damping import Damping
+from dtrak.kernels.ridge import decompose
 from dtrak.methods import METHODS
 from dtrak.methods.inputs import InMemory, Vectors
 

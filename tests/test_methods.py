@@ -29,8 +29,8 @@ from definitions import (
     renormalized,
     small_kernel,
 )
-from dtrak.encoders import load_encoder
-from dtrak.features import FeatureStore
+from dtrak.features.encoders import load_encoder
+from dtrak.features.store import FeatureStore
 from dtrak.methods import METHODS
 from dtrak.models import ddpm
 from test_benchmark import TRAIN, write_benchmark

@@ -7,7 +7,7 @@ from diffusers import DDPMScheduler
 
 import tiny
 from dtrak.errors import UsageError
-from dtrak.objectives import OBJECTIVES, get_objective
+from dtrak.gradients.objectives import OBJECTIVES, get_objective
 
 PREDICTED, NOISE = torch.randn(2, 5, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 WEIGHTS = torch.rand(5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

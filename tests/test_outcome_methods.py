@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dtrak.damping import Damping
 from dtrak.errors import UsageError
+from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS
 from dtrak.methods.inputs import RetrainedLosses
 from test_benchmark import random_halves

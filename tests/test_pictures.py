@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dtrak.data import load_images
-from dtrak.pictures import png
+from dtrak.images.images import load_images
+from dtrak.images.pictures import png
 from pictures_on_disk import everything, noise, refused, save_image, save_npz
 
 # Transformations

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from dtrak.errors import UsageError
 from dtrak.models import load_model, new_model, save_model
-from dtrak.recipes import LoRA, StableDiffusionRecipe
+from dtrak.runs.recipes import LoRA, StableDiffusionRecipe
 from hub import hub_of
 from tiny_stable_diffusion import SIDE
 

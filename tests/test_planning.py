@@ -14,19 +14,20 @@ import yaml
 from diffusers import UNet2DModel
 
 from commands import dtrak
-from dtrak.data import load_images
+from dtrak.cli.pipeline import attribute_run
 from dtrak.errors import UsageError
+from dtrak.evaluation.planning import Plan, Step, plan
 from dtrak.evaluation.retraining import RetrainingSettings
-from dtrak.evaluation.tables import Cell, Table
-from dtrak.memory import MEMORY_SHARE, Peak, kept_bytes
+from dtrak.images.images import load_images
 from dtrak.models import new_model
 from dtrak.models.layout import lay_out
-from dtrak.pipeline import attribute_run
-from dtrak.planning import Plan, Step, plan
-from dtrak.recipes import Recipe, load_recipe
-from dtrak.runs import Run
-from dtrak.sampling import generate, sample
-from dtrak.training import Trainer, train, train_in_memory
+from dtrak.models.memory import MEMORY_SHARE, Peak, kept_bytes
+from dtrak.models.sampling import sample
+from dtrak.runs.drawing import generate
+from dtrak.runs.recipes import Recipe, load_recipe
+from dtrak.runs.run import Run
+from dtrak.runs.training import Trainer, train, train_in_memory
+from dtrak.tables import Cell, Table
 from hub import hub_of
 from tiny_stable_diffusion import SIDE, save_paintings, save_pipeline
 
@@ -178,7 +179,7 @@ def test_as_many_images_share_a_pass_as_was_foretold(
     recipe = load_recipe("artbench2", "small", changes)
     layout = lay_out(recipe.model, shape, "tiny")
     memory = int((images + 0.5) * layout.activations / MEMORY_SHARE)
-    monkeypatch.setattr("dtrak.training.total_memory", lambda device: memory)
+    monkeypatch.setattr("dtrak.runs.training.total_memory", lambda device: memory)
     settings = RetrainingSettings.going_on(tmp_path, recipe.evaluation, {})
     made = Plan(recipe, 50, 10, shape, layout, torch.device("cpu"), memory, settings)
     paintings = load_images(str(save_paintings(tmp_path / "paintings", 7)))
@@ -225,7 +226,7 @@ def cell(table: Table, step: str, head: str) -> str:
 
 def test_the_papers_settings_are_foretold_without_their_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dtrak.planning.total_memory", lambda device: 24 << 30)
+    monkeypatch.setattr("dtrak.evaluation.planning.total_memory", lambda device: 24 << 30)
     table = plan(load_recipe("artbench2"), Path("runs/artbench2"))
     assert cell(table, "train", "what") == "5,000 images × 100 epochs: 7,900 steps of 64, 11 at once"
     assert cell(table, "generate", "forward passes") == f"{1000 * 50 * 2:,}", "guided"

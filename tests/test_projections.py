@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dtrak.errors import UsageError
-from dtrak.projections import (
+from dtrak.gradients.projections import (
     PROJECTIONS,
     Projection,
     add_rows_by_index,

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtrak.data import Images
 from dtrak.errors import UsageError
+from dtrak.images.images import Images
 from dtrak.models import load_model
 from dtrak.models.prompts import prompts_of
-from dtrak.recipes import load_recipe
+from dtrak.runs.recipes import load_recipe
 from tiny_stable_diffusion import trainer_of
 
 
@@ -68,7 +68,7 @@ def test_images_without_a_prompt_are_named(base: Path, paintings: Images, capsys
 
 
 def test_run_refuses_a_prompt_that_the_images_cannot_fill(painting_recipe: Path, tmp_path: Path) -> None:
-    from dtrak.runs import Run
+    from dtrak.runs.run import Run
 
     text = painting_recipe.read_text().replace("{caption}", "by {painter}")
     (tmp_path / "recipe.yaml").write_text(text)

@@ -11,11 +11,11 @@ import yaml
 
 from dtrak.errors import UsageError
 from dtrak.evaluation.subsets import random_subsets
+from dtrak.gradients.timesteps import select_timesteps
+from dtrak.images.selection import chosen_rows
 from dtrak.models.layout import lay_out
-from dtrak.recipes import DDPMRecipe, StableDiffusionRecipe, dump_recipe, load_recipe, recipe_names, recipe_text
-from dtrak.runs import Run
-from dtrak.selection import chosen_rows
-from dtrak.timesteps import select_timesteps
+from dtrak.runs.recipes import DDPMRecipe, StableDiffusionRecipe, dump_recipe, load_recipe, recipe_names, recipe_text
+from dtrak.runs.run import Run
 
 MakeRecipe = Callable[..., Path]
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dtrak.attribution.scores import Match
 from dtrak.errors import UsageError
-from dtrak.recipes import load_recipe
 from dtrak.report import write_report
 from dtrak.report.wording import number
-from dtrak.runs import Run
-from dtrak.scores import Match
+from dtrak.runs.recipes import load_recipe
+from dtrak.runs.run import Run
 from report_runs import make_run, paintings
 
 

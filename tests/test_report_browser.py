@@ -9,9 +9,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from commands import dtrak
-from dtrak.data import load_images
+from dtrak.attribution.scores import load_scores
+from dtrak.images.images import load_images
 from dtrak.report import write_report
-from dtrak.scores import load_scores
 from report_runs import gallery, make_run
 
 pytest_plugins = ["browser"]

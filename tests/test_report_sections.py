@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrak.data import load_images
+from dtrak.attribution.scores import Scores, load_scores, save_scores
+from dtrak.cli.pipeline import keep_comparison
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.comparison import Comparison, Result
 from dtrak.evaluation.counterfactual import Counterfactual, Effect, keep
 from dtrak.evaluation.lds import LDS
-from dtrak.features import Cost
+from dtrak.features.store import Cost
 from dtrak.files import write_text
-from dtrak.pipeline import keep_comparison
-from dtrak.recipes import load_recipe
+from dtrak.images.images import load_images
 from dtrak.report import write_report
 from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
@@ -30,8 +30,8 @@ from dtrak.report.plots import nice_ticks, plain_value, plot, x_tick_values
 from dtrak.report.selfinfluence import self_influence_by_class
 from dtrak.report.thumbnails import Shown, embedded
 from dtrak.report.wording import described
-from dtrak.runs import Run
-from dtrak.scores import Scores, load_scores, save_scores
+from dtrak.runs.recipes import load_recipe
+from dtrak.runs.run import Run
 from report_runs import make_run
 
 SETTINGS = {

@@ -16,8 +16,7 @@ import torch
 
 import tiny
 from commands import processes
-from dtrak.benchmark import Benchmark
-from dtrak.data import Images, load_images
+from dtrak.attribution.benchmark import Benchmark
 from dtrak.engines import make_engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation import outputs as outputs_module
@@ -25,13 +24,15 @@ from dtrak.evaluation.jobs import Job, Retraining, model_of, retrain, retrained,
 from dtrak.evaluation.outputs import model_outputs
 from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
 from dtrak.evaluation.subsets import random_subsets
+from dtrak.features.inputs import ModelInputs
 from dtrak.files import alone_in
-from dtrak.models import View, load_model, new_model
+from dtrak.gradients.objectives import OBJECTIVES
+from dtrak.images.images import Images, load_images
+from dtrak.models import load_model, new_model
+from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
-from dtrak.objectives import OBJECTIVES
-from dtrak.recipes import load_recipe
-from dtrak.runs import Run
-from dtrak.sampling import sample
+from dtrak.runs.recipes import load_recipe
+from dtrak.runs.run import Run
 from test_engines import children
 
 SMALL: dict[str, Any] = {"subsets": 2, "seeds": 2, "timesteps": 4, "noises": 2}
@@ -109,7 +110,9 @@ def test_outputs_that_are_not_finite_are_named() -> None:
 
 
 def context_of(run: Run, masks: Sequence[Sequence[bool]] | np.ndarray[Any, Any], **wanted: Any) -> Retraining:
-    return Retraining(run.recipe, View(run.train_images.in_memory()), np.asarray(masks), keep_weights=True, **wanted)
+    return Retraining(
+        run.recipe, ModelInputs(run.train_images.in_memory()), np.asarray(masks), keep_weights=True, **wanted
+    )
 
 
 def test_all_images_and_the_same_seed_give_the_runs_own_model(finished_run: Path) -> None:
@@ -189,7 +192,7 @@ def test_the_arrays_are_the_outputs_of_the_models_that_were_kept(benchmark: Path
 
 def test_a_kept_model_is_what_train_makes_of_its_subset_and_seed(benchmark: Path, finished_run: Path) -> None:
     from dtrak.evaluation.jobs import with_training_seed
-    from dtrak.training import train_in_memory
+    from dtrak.runs.training import train_in_memory
 
     run = Run.open(finished_run)
     chosen = run.train_images.select(np.flatnonzero(np.load(benchmark / "masks.npy")[1]))

@@ -11,10 +11,10 @@ from PIL import Image
 
 from commands import dtrak
 from conftest import tiny_recipe
-from dtrak.data import load_images
 from dtrak.errors import UsageError
-from dtrak.recipes import load_recipe
-from dtrak.runs import Run, versions
+from dtrak.images.images import load_images
+from dtrak.runs.recipes import load_recipe
+from dtrak.runs.run import Run, versions
 
 MakeRecipe = Callable[..., Path]
 WEIGHTS = "model/unet/diffusion_pytorch_model.safetensors"

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from commands import dtrak, dtrak_started
 from conftest import tiny_recipe
-from dtrak.data import load_images
 from dtrak.errors import DtrakError, UsageError
+from dtrak.images.images import load_images
 from dtrak.models import DiffusionModel, load_model
+from dtrak.models.sampling import BATCH, sample, to_pixels
 from dtrak.noise import gaussian
-from dtrak.sampling import BATCH, sample, to_pixels
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtrak.attribution.scores import Scores, load_scores, save_scores
 from dtrak.errors import DtrakError, UsageError
-from dtrak.scores import Scores, load_scores, save_scores
 
 VALUES = np.array([[0.5, -1, 2, 0], [3, 1, -2, -3]], dtype=np.float32)
 

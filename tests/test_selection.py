@@ -8,8 +8,8 @@ import pytest
 
 from dtrak import load_images
 from dtrak.errors import UsageError
-from dtrak.recipes import Selection, load_recipe
-from dtrak.selection import chosen_rows
+from dtrak.images.selection import Selection, chosen_rows
+from dtrak.runs.recipes import load_recipe
 
 LABELS = np.array(["cat", "dog", "cat", "owl", "dog", "cat", "owl", "cat", "dog", "cat", "cat", "dog"])  # 6, 4, 2
 

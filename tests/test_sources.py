@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dtrak.data import load_images
 from dtrak.errors import DtrakError
+from dtrak.images.images import load_images
 from pictures_on_disk import everything, noise, refused, save_image, save_npz
 
 # digits

@@ -9,8 +9,9 @@ from PIL import Image
 
 from dtrak import load_images
 from dtrak.errors import UsageError
-from dtrak.recipes import Selection, load_recipe
-from dtrak.runs import Run
+from dtrak.images.selection import Selection
+from dtrak.runs.recipes import load_recipe
+from dtrak.runs.run import Run
 
 SPLITS = {"train": 6, "validation": 2, "test": 3}
 STYLES = ("post_impressionism", "ukiyo_e", "baroque")

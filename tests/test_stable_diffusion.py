@@ -15,16 +15,17 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dtrak.data import Images, load_images
 from dtrak.errors import UsageError
-from dtrak.featurizing import FeatureSettings, featurize
-from dtrak.gradients import Copies, Features
-from dtrak.memory import Peak
+from dtrak.features.featurizing import FeatureSettings, featurize
+from dtrak.features.inputs import model_inputs
+from dtrak.gradients.featurizer import Copies, Features
+from dtrak.gradients.projections import make_projection
+from dtrak.images.images import Images, load_images
 from dtrak.models import DiffusionModel, load_model, save_model
+from dtrak.models.memory import Peak
+from dtrak.models.sampling import sample
 from dtrak.models.text_encoders import ClipText
 from dtrak.noise import gaussian
-from dtrak.projections import make_projection
-from dtrak.sampling import sample
 from tiny_stable_diffusion import SIDE, save_paintings, save_pipeline, trainer_of
 
 TIMESTEPS = (100, 700)
@@ -184,7 +185,7 @@ def test_training_changes_the_lora_alone_and_goes_on_where_it_stopped(
 
 def test_latents_are_drawn_in_training_and_their_mode_counts_otherwise(base: Path, paintings: Images) -> None:
     model, pipeline = load_model(str(base)), pipeline_of(base)
-    view = model.view(paintings, mirrored=True)
+    view = model_inputs(model, paintings, mirrored=True)
     rows = [2, 5]
     with torch.no_grad():
         posterior = pipeline.vae.encode(paintings.tensor(rows)).latent_dist
@@ -202,13 +203,13 @@ def test_latents_are_drawn_in_training_and_their_mode_counts_otherwise(base: Pat
 
 def test_latents_and_embeddings_are_computed_once(base: Path, paintings: Images, tmp_path: Path) -> None:
     model = load_model(str(base))
-    first = model.view(paintings, tmp_path)
+    first = model_inputs(model, paintings, tmp_path)
     assert model.autoencoder is not None
     assert model.prompts is not None
     model.autoencoder.network.encoder.register_forward_hook(lambda *_: pytest.fail("it was encoded again"))
     words = []
     model.prompts.encoder.network.register_forward_hook(lambda *_: words.append(1))
-    again = model.view(paintings, tmp_path)
+    again = model_inputs(model, paintings, tmp_path)
     assert len(words) == 1  # for the shape
     assert torch.equal(first.latents[0], again.latents[0])
     rows = range(len(paintings))

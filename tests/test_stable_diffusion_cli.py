@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from commands import dtrak
-from dtrak.data import load_images
-from dtrak.scores import load_scores
+from dtrak.attribution.scores import load_scores
+from dtrak.images.images import load_images
 from serving import served
 from tiny_stable_diffusion import save_paintings, save_pipeline, save_recipe
 

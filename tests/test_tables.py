@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from dtrak.errors import UsageError
-from dtrak.evaluation.tables import Cell, Table, check_table_path, write_table
+from dtrak.tables import Cell, Table, check_table_path, write_table
 
 TABLE = Table(
     ["method", "LDS %", "best λ", "images"],

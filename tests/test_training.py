@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from commands import dtrak, dtrak_started
-from dtrak.data import load_images
 from dtrak.errors import DtrakError
 from dtrak.files import alone_in
-from dtrak.memory import MEMORY_SHARE
+from dtrak.images.images import load_images
 from dtrak.models import load_model
+from dtrak.models.memory import MEMORY_SHARE
 from dtrak.noise import stream
-from dtrak.recipes import Training, load_recipe
-from dtrak.runs import Run
-from dtrak.training import Trainer, warmup_and_cosine
+from dtrak.runs.recipes import Training, load_recipe
+from dtrak.runs.run import Run
+from dtrak.runs.training import Trainer, warmup_and_cosine
 
 MakeRecipe = Callable[..., Path]
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
@@ -83,7 +83,7 @@ def test_a_batch_that_does_not_fit_goes_through_in_parts(
     """The step is that of the whole batch."""
     whole = make_trainer(gradient_clip=1e9)
     memory = (fitting + 0.5) * whole.bytes_per_image / MEMORY_SHARE
-    monkeypatch.setattr("dtrak.training.total_memory", lambda device: int(memory))
+    monkeypatch.setattr("dtrak.runs.training.total_memory", lambda device: int(memory))
     split = make_trainer(gradient_clip=1e9)
     gradients, sizes = [], []
     split.model.network.register_forward_hook(lambda module, inputs, output: sizes.append(len(inputs[0])))

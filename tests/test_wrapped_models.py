@@ -10,15 +10,15 @@ from diffusers import AutoencoderKL, DDPMScheduler, FlowMatchEulerDiscreteSchedu
 from torch import Tensor, nn
 
 from dtrak import DiffusionModel, attribute
-from dtrak.data import load_images
-from dtrak.featurizing import FeatureSettings, featurize
+from dtrak.features.featurizing import FeatureSettings, featurize
+from dtrak.images.images import load_images
 from dtrak.models.autoencoder import Autoencoder
+from dtrak.models.conditions import Condition
 from dtrak.models.prompts import Prompts
-from dtrak.models.text_encoders import Condition
+from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
-from dtrak.recipes import Training
-from dtrak.sampling import sample
-from dtrak.training import Trainer
+from dtrak.runs.recipes import Training
+from dtrak.runs.training import Trainer
 from test_flow import SHAPE, small_transformer
 from tiny_stable_diffusion import save_paintings
 

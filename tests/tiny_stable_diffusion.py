@@ -9,10 +9,10 @@ from diffusers import AutoencoderKL, PNDMScheduler, StableDiffusionPipeline, UNe
 from PIL import Image
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-from dtrak.data import Images
+from dtrak.images.images import Images
 from dtrak.models import new_model
-from dtrak.recipes import load_recipe
-from dtrak.training import Trainer
+from dtrak.runs.recipes import load_recipe
+from dtrak.runs.training import Trainer
 
 ARTISTS = ("anna", "bert", "carl")
 SIDE, TOKENS = 16, 24

@@ -24,11 +24,11 @@ import page
 from drawings import Drawing
 from study import Study
 
-from dtrak.benchmark import Benchmark
+from dtrak.attribution.benchmark import Benchmark
 from dtrak.evaluation.lds import ceiling
-from dtrak.evaluation.tables import Table
 from dtrak.files import write_text
 from dtrak.report.figures import save_figure
+from dtrak.tables import Table
 
 FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "methods": findings.methods,

@@ -10,11 +10,11 @@ from drawings import Drawing
 from study import MISSING, Measured, Study
 
 from dtrak import attribute
-from dtrak.benchmark import Benchmark
+from dtrak.attribution.benchmark import Benchmark
 from dtrak.evaluation.lds import ceiling, mean_losses, spearman
-from dtrak.evaluation.tables import Cell, Entry, Table
-from dtrak.objectives import OBJECTIVES
+from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.report.figures import proponents_and_opponents, self_influence
+from dtrak.tables import Cell, Entry, Table
 
 Finding = Iterator[Table | Drawing]
 KERNELS = ("trak", "d-trak")

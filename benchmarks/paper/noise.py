@@ -9,13 +9,13 @@ from drawings import Drawing, curve
 from findings import KERNELS, Finding
 from study import MISSING, Array, Measured, Study
 
-from dtrak.data import Images
-from dtrak.evaluation.tables import Cell, Entry, Table
-from dtrak.featurizing import FeatureSettings
+from dtrak.features.featurizing import FeatureSettings
 from dtrak.files import write_bytes
-from dtrak.gradients import Copies, Features
-from dtrak.projections import make_projection
-from dtrak.timesteps import select_timesteps
+from dtrak.gradients.featurizer import Copies, Features
+from dtrak.gradients.projections import make_projection
+from dtrak.gradients.timesteps import select_timesteps
+from dtrak.images.images import Images
+from dtrak.tables import Cell, Entry, Table
 
 ETAS = [eta / 10 for eta in range(11)]
 ETA = {"trak": 0.5, "d-trak": 1.0}

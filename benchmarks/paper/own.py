@@ -8,7 +8,7 @@ from drawings import Choice, Drawing, cost_figure, damping_curve, frontier
 from findings import KERNELS, OF_CHECKPOINTS, Finding, ablation
 from study import MISSING, Measured, Study
 
-from dtrak.evaluation.tables import Cell, Entry, Table
+from dtrak.tables import Cell, Entry, Table
 
 MIXTURES = (
     ["square"],

@@ -10,21 +10,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dtrak.attribution import attribute
-    from dtrak.data import Images, load_images
+    from dtrak.attribution.attributing import attribute
+    from dtrak.attribution.scores import Scores
+    from dtrak.images.images import Images, load_images
     from dtrak.models import DiffusionModel, load_model
-    from dtrak.scores import Scores
 
 __all__ = ["DiffusionModel", "Images", "Scores", "attribute", "load_images", "load_model"]
 
 _HOMES = {
-    "attribute": "attribution",
-    "Images": "data",
-    "load_images": "data",
+    "attribute": "attribution.attributing",
+    "Images": "images.images",
+    "load_images": "images.images",
     "DiffusionModel": "models",
     "load_model": "models",
-    "Scores": "scores",
+    "Scores": "attribution.scores",
 }
+_ROOMS = {"objectives": "gradients.objectives"}  # modules that are named without their room
 
 
 def __getattr__(name: str) -> Any:
@@ -32,7 +33,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"dtrak.{_HOMES[name]}"), name)
     try:
-        return import_module(f"dtrak.{name}")
+        return import_module(f"dtrak.{_ROOMS.get(name, name)}")
     except ModuleNotFoundError as error:
         if error.name != f"dtrak.{name}":
             raise

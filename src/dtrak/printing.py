@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from dtrak.evaluation.tables import Table
+    from dtrak.tables import Table
 
 output = Console(highlight=False, soft_wrap=True, emoji=False)
 

@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.attribution import check_objective, gather
-from dtrak.benchmark import QUERIES, Benchmark
-from dtrak.damping import GRIDS, Damping
-from dtrak.encoders import DEFAULT_ENCODER, load_encoder
+from dtrak.attribution.attributing import check_objective, gather
+from dtrak.attribution.benchmark import QUERIES, Benchmark
+from dtrak.attribution.evidence import Evidence, Resources
 from dtrak.errors import UsageError, choose
 from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds
-from dtrak.evaluation.tables import Cell, Entry, Table
-from dtrak.evidence import Evidence, Resources
-from dtrak.features import Cost
-from dtrak.featurizing import feature_settings
+from dtrak.features.encoders import DEFAULT_ENCODER, load_encoder
+from dtrak.features.featurizing import feature_settings
+from dtrak.features.store import Cost
+from dtrak.gradients.objectives import OBJECTIVES
+from dtrak.kernels.damping import GRIDS, Damping
 from dtrak.methods import ALL, Method, chosen_methods
 from dtrak.methods.inputs import Vectors
 from dtrak.methods.method import Embeddings, Gradients, Outcomes
 from dtrak.models import load_model
-from dtrak.objectives import OBJECTIVES
+from dtrak.tables import Cell, Entry, Table
 
 FEWEST = 2  # subsets in a half, that a rank correlation can be of
 CHOSEN, BEST = "chosen", "best"  # dampings that look at retrained models: at half of them, or at those reported on

@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dtrak.data import Images
-from dtrak.encoders import BATCH_SIZE, Encoder
 from dtrak.engines import Engine
 from dtrak.evaluation.redrawing import Drawn, Question, Step, draw_again, draw_without
-from dtrak.evaluation.tables import Cell, Entry, Table
+from dtrak.features.encoders import BATCH_SIZE, Encoder
+from dtrak.features.trajectories import SEED
 from dtrak.files import alone_in, as_npz, clear_leftovers, write_bytes, write_json
-from dtrak.journeys import SEED
-from dtrak.runs import versions
-from dtrak.sampling import to_pixels
+from dtrak.images.images import Images
+from dtrak.models.sampling import to_pixels
+from dtrak.runs.run import versions
+from dtrak.tables import Cell, Entry, Table
 
 Floats = NDArray[np.float64]
 Pixels = NDArray[np.uint8]

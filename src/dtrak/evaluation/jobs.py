@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from dtrak.engines import Engine, cores
 from dtrak.evaluation.outputs import model_outputs
-from dtrak.memory import total_memory, training_bytes
-from dtrak.models import DiffusionModel, View, new_model
-from dtrak.models.text_encoders import Condition
+from dtrak.features.inputs import ModelInputs
+from dtrak.models import DiffusionModel, new_model
+from dtrak.models.conditions import Condition
+from dtrak.models.memory import total_memory, training_bytes
+from dtrak.models.sampling import sample
 from dtrak.progress import progress_bar, say
-from dtrak.recipes import Recipe
-from dtrak.sampling import sample
-from dtrak.training import images_at_once, train_in_memory
+from dtrak.runs.recipes import Recipe
+from dtrak.runs.training import images_at_once, train_in_memory
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -45,9 +46,9 @@ class Retraining:
     """What all jobs have in common."""
 
     recipe: Recipe
-    images: View  # N, in memory
+    images: ModelInputs  # N, in memory
     masks: NDArray[np.bool_]  # [M, N], the subsets
-    queries: Mapping[str, View] = field(default_factory=dict)  # in memory, too
+    queries: Mapping[str, ModelInputs] = field(default_factory=dict)  # in memory, too
     outputs: Outputs = Outputs(())
     keep_weights: bool = False
     device: str = "cpu"

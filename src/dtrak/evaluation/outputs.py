@@ -13,14 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrak.data import Images
 from dtrak.devices import reproducible
 from dtrak.errors import DtrakError
-from dtrak.memory import activation_bytes, fitting, total_memory
-from dtrak.models import DiffusionModel, View
-from dtrak.models.views import moved
+from dtrak.features.inputs import ModelInputs, model_inputs
+from dtrak.gradients.activations import activation_bytes
+from dtrak.gradients.objectives import OBJECTIVES
+from dtrak.images.images import Images
+from dtrak.models import DiffusionModel
+from dtrak.models.conditions import moved
+from dtrak.models.memory import fitting, total_memory
 from dtrak.noise import gaussian
-from dtrak.objectives import OBJECTIVES
 
 # On a CPU, larger passes are no faster, and fall out of the caches.
 PASS_BYTES = 32 << 20
@@ -33,11 +35,11 @@ def images_in_a_pass(bytes_each: int, device: torch.device, memory: int) -> int:
 
 @torch.no_grad()
 def model_outputs(
-    model: DiffusionModel, images: Images | View, timesteps: Sequence[int], noises: int = 3, seed: int = 0
+    model: DiffusionModel, images: Images | ModelInputs, timesteps: Sequence[int], noises: int = 3, seed: int = 0
 ) -> NDArray[np.float64]:
     """[objectives, Q] in the order of `OBJECTIVES`, for Q images."""
     model.network.eval()
-    view = model.view(images)
+    view = model_inputs(model, images)
     copies = [(timestep, draw) for timestep in timesteps for draw in range(noises)]
     clean = view.tensor(range(len(view))).to(model.device)
     sums = torch.zeros(len(OBJECTIVES), len(images), dtype=torch.float64)
@@ -60,7 +62,7 @@ def model_outputs(
 
 def _values(
     model: DiffusionModel,
-    view: View,
+    view: ModelInputs,
     clean: Tensor,
     rows: Tensor,
     copies: list[tuple[int, int]],

@@ -15,15 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dtrak.data import Images
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.jobs import Arrays, Job, Retraining, read_whole, retrained, threads_per_job
+from dtrak.features.inputs import model_inputs
+from dtrak.features.trajectories import SEED, Journeys, not_as_drawn, seeds_of
 from dtrak.files import as_npz, write_bytes
-from dtrak.journeys import SEED, Journeys, not_as_drawn, seeds_of
+from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
-from dtrak.runs import Run
-from dtrak.sampling import sample
+from dtrak.models.sampling import sample
+from dtrak.runs.run import Run
 
 COUNT = 60  # queries, unless the user says otherwise
 SHARE = 1 / 5  # of the training images, removed for each
@@ -52,7 +53,7 @@ class Question:
     @cached_property
     def seen(self) -> str:
         """The fingerprint of the training images and their prompts."""
-        return self.model.view(self.run.train_images, self.run.latents).fingerprint
+        return model_inputs(self.model, self.run.train_images, self.run.latents).fingerprint
 
     @property
     def ddim_steps(self) -> int:
@@ -136,7 +137,7 @@ def draw_without(
     paths = {job: question.folder / "jobs" / f"{_name(question, sets[job.subset], job)}.npz" for job in jobs}
     missing = [job for job in jobs if _finished(question, job, paths[job]) is None]
     if missing:
-        view = model.view(run.train_images, run.latents, mirrored=run.recipe.training.flip).in_memory()
+        view = model_inputs(model, run.train_images, run.latents, mirrored=run.recipe.training.flip).in_memory()
         context = Retraining(run.recipe, view, ~sets, device=str(model.device))
         threads = threads_per_job(run.recipe, model, view.condition([0]))
         for job, arrays in retrained(context, missing, engine, threads, len(jobs) - len(missing)):

@@ -19,20 +19,21 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from dtrak.benchmark import QUERIES, losses_file
-from dtrak.data import Images
+from dtrak.attribution.benchmark import QUERIES, losses_file
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError, choose
 from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, model_of, read_whole, retrained, threads_per_job
 from dtrak.evaluation.subsets import random_subsets
+from dtrak.features.inputs import ModelInputs, model_inputs
+from dtrak.features.trajectories import SEED
 from dtrak.files import alone_in, as_npy, as_npz, clear_leftovers, whole_folder, write_bytes, write_json, write_text
-from dtrak.journeys import SEED
-from dtrak.models import View, save_model
+from dtrak.gradients.objectives import OBJECTIVES
+from dtrak.gradients.timesteps import select_timesteps
+from dtrak.images.images import Images
+from dtrak.models import save_model
 from dtrak.models.prompts import PROMPT
-from dtrak.objectives import OBJECTIVES
-from dtrak.recipes import Evaluation, Recipe, first_difference
-from dtrak.runs import Run, versions
-from dtrak.timesteps import select_timesteps
+from dtrak.runs.recipes import Evaluation, Recipe, first_difference
+from dtrak.runs.run import Run, versions
 
 GROWING = ("subsets", "seeds")  # there can be more of them later
 AS_FOUND = ("threads", "versions")  # of who began
@@ -87,8 +88,8 @@ def make_benchmark(
         model.check_fits(images.shape, images.source)
     total = model.timesteps
     timesteps = select_timesteps(total if settings.timesteps is None else settings.timesteps, total)
-    train = model.view(run.train_images, run.latents, mirrored=run.recipe.training.flip).in_memory()
-    views = {name: model.view(images, run.latents).in_memory() for name, images in queries.items()}
+    train = model_inputs(model, run.train_images, run.latents, mirrored=run.recipe.training.flip).in_memory()
+    views = {name: model_inputs(model, images, run.latents).in_memory() for name, images in queries.items()}
     labels = run.train_images.columns.get("label")
     context = Retraining(
         run.recipe,
@@ -174,7 +175,7 @@ def _of_training(recipe: Any) -> Any:
         return recipe
 
 
-def _write_what_there_is(folder: Path, run: Run, sets: Mapping[str, View]) -> None:
+def _write_what_there_is(folder: Path, run: Run, sets: Mapping[str, ModelInputs]) -> None:
     """The model and the sets of images, by the names of their files."""
     if not (folder / "model").exists():
         with whole_folder(folder / "model") as temporary:
@@ -184,7 +185,7 @@ def _write_what_there_is(folder: Path, run: Run, sets: Mapping[str, View]) -> No
             write_bytes(folder / f"{name}.npz", as_npz(_as_arrays(view)))
 
 
-def _as_arrays(view: View) -> Arrays:
+def _as_arrays(view: ModelInputs) -> Arrays:
     """What `load_images` reads from an .npz file."""
     images = view.images
     arrays: Arrays = {"images": images.pixels(range(len(images)))}

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.damping import Damping
+from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError
 from dtrak.explorer.catalog import Catalog, Entry, labels
 from dtrak.explorer.exploration import Exploration
 from dtrak.explorer.scoring import tells_self_influence
+from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
 from dtrak.methods.method import Values
 from dtrak.report.credit import CREDITED, GROUPS
 from dtrak.report.thumbnails import SMALL
-from dtrak.scores import Scores
 
 
 def described_run(exploration: Exploration) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from dtrak import report
-from dtrak.damping import Damping
 from dtrak.errors import DtrakError, UsageError, choose
 from dtrak.explorer import answers
 from dtrak.explorer.catalog import Catalog, Entry
@@ -29,6 +28,7 @@ from dtrak.explorer.exploration import Exploration, NotReadyError
 from dtrak.explorer.guard import Guard
 from dtrak.explorer.questions import FullError, Question
 from dtrak.explorer.uploads import RefusedError, decode, read_form
+from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
 from dtrak.report.thumbnails import thumbnail
 

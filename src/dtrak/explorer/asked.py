@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.data import Images
 from dtrak.errors import DtrakError
+from dtrak.features.trajectories import SEED
 from dtrak.files import write_bytes, write_json
-from dtrak.journeys import SEED
+from dtrak.images.images import Images
+from dtrak.images.pictures import png
 from dtrak.models.prompts import PROMPT
-from dtrak.pictures import png
 from dtrak.progress import say
-from dtrak.runs import Run
+from dtrak.runs.run import Run
 
 NAME = re.compile(r"[0-9a-f]{16}\.png")
 

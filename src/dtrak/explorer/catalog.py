@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.data import Images
+from dtrak.images.images import Images
 
 
 @dataclass(frozen=True, eq=False)

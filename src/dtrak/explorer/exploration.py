@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.damping import Damping
-from dtrak.data import Images
+from dtrak.attribution.evidence import Resources
+from dtrak.cli.pipeline import gather_run
 from dtrak.errors import UsageError
-from dtrak.evidence import Resources
 from dtrak.explorer.asked import keep, kept, name_of
 from dtrak.explorer.catalog import Catalog, Entry
 from dtrak.explorer.questions import Question, Questions
 from dtrak.explorer.scoring import Fixed, Live, Scored, Scorer, finds_auto_for_nothing
-from dtrak.featurizing import FeatureSettings
+from dtrak.features.featurizing import FeatureSettings
+from dtrak.images.images import Images
+from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
 from dtrak.methods.method import Values
 from dtrak.models import DiffusionModel
-from dtrak.pipeline import gather_run
+from dtrak.models.sampling import sample, to_pixels
 from dtrak.progress import say
-from dtrak.runs import Run
-from dtrak.sampling import sample, to_pixels
+from dtrak.runs.run import Run
 
 VALIDATION = 200  # so many of the validation images are asked about
 GENERATED, ASKED = "generated", "asked"  # sets of pictures

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dtrak.damping import Damping, effective_dimension, following, partner_of
-from dtrak.data import Images
+from dtrak.attribution.evidence import Evidence
 from dtrak.errors import UsageError
-from dtrak.evidence import Evidence
-from dtrak.kernels import Array, Kernel
+from dtrak.images.images import Images
+from dtrak.kernels.damping import Damping, effective_dimension, following, partner_of
+from dtrak.kernels.ridge import Array, Kernel
 from dtrak.methods import Method, objectives_of
 from dtrak.methods.inputs import Vectors
 from dtrak.methods.kernel import kernel_scores

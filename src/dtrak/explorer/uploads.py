@@ -13,8 +13,8 @@ from PIL import Image, UnidentifiedImageError
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from dtrak.pictures import transformed
-from dtrak.runs import Run
+from dtrak.images.pictures import transformed
+from dtrak.runs.run import Run
 
 MOST_BYTES = 20 << 20
 MOST_PIXELS = 40_000_000

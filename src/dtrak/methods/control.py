@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dtrak.damping import Damping
+from dtrak.kernels.damping import Damping
 from dtrak.methods.inputs import Counts
 from dtrak.methods.method import Method, Nothing, Values
 from dtrak.noise import stream

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrak.damping import Damping, Partner, following
-from dtrak.kernels import Array, Kernel, Rows, decompose
+from dtrak.kernels.damping import Damping, Partner, following
+from dtrak.kernels.ridge import Array, Kernel, Rows, decompose
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.damping import Damping
+from dtrak.kernels.damping import Damping
 
 Values = NDArray[np.float32]  # [Q, N]
 Models = Literal["final", "checkpoints", "retrained"]

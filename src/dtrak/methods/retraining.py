@@ -6,9 +6,9 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LassoCV, RidgeCV
 
-from dtrak.damping import Damping
 from dtrak.errors import UsageError
-from dtrak.kernels import Array
+from dtrak.kernels.damping import Damping
+from dtrak.kernels.ridge import Array
 from dtrak.methods.inputs import RetrainedLosses
 from dtrak.methods.method import Method, Outcomes, Values
 from dtrak.progress import progress_bar

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dtrak.damping import Damping
-from dtrak.kernels import Array
+from dtrak.kernels.damping import Damping
+from dtrak.kernels.ridge import Array
 from dtrak.methods.inputs import Vectors
 from dtrak.methods.method import Embeddings, Gradients, Method, Pixels, Values
 

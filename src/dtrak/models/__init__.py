@@ -6,12 +6,11 @@ from dtrak.errors import UsageError
 from dtrak.models import ddpm
 from dtrak.models.diffusion import DiffusionModel
 from dtrak.models.pipelines import is_lora, is_pipeline, local_folder
-from dtrak.models.views import View
-from dtrak.recipes import DDPMRecipe, Model
+from dtrak.runs.recipes import DDPMRecipe, Model
 
 # Stable Diffusion is imported where it is needed: transformers and peft take seconds.
 
-__all__ = ["DiffusionModel", "View", "load_model", "new_model", "save_model"]
+__all__ = ["DiffusionModel", "load_model", "new_model", "save_model"]
 
 
 def new_model(recipe: Model, shape: tuple[int, int, int], source: str) -> DiffusionModel:

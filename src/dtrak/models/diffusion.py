@@ -7,22 +7,17 @@ an encoder for prompts. Any `nn.Module` that maps (x_t, t) to a prediction can b
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-import numpy as np
 import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
-from dtrak.data import Images
 from dtrak.errors import UsageError
 from dtrak.models.autoencoder import Autoencoder
-from dtrak.models.computed_once import embeddings_of, latents_of
+from dtrak.models.conditions import Condition
 from dtrak.models.fingerprints import digest_of
 from dtrak.models.process import Process, Solver, process_of
 from dtrak.models.prompts import Prompts
-from dtrak.models.text_encoders import Condition
-from dtrak.models.views import View
 
 LORA = "lora_"  # in the names of its parameters
 ALL = "all"  # parameters
@@ -70,26 +65,8 @@ class DiffusionModel:
             self.prompts.encoder.to(device)
         return self
 
-    def view(self, images: Images | View, folder: Path | None = None, mirrored: bool = False) -> View:
-        """Images as this model sees them; with a `folder`, what its encoders make of them is kept for the next time.
-
-        `mirrored` makes latents of the mirrored images as well, for training. What is a view already stays one.
-        """
-        if isinstance(images, View):
-            return images
-        self.check_fits(images.shape, images.source)
-        latents: tuple[Tensor, ...] = ()
-        if self.autoencoder is not None:
-            sides = (False, True) if mirrored else (False,)
-            latents = tuple(latents_of(self.autoencoder, images, side, folder) for side in sides)
-        if self.prompts is None:
-            return View(images, latents)
-        texts = self.prompts.of(images)
-        different, which = np.unique(np.array(texts), return_inverse=True)
-        return View(images, latents, texts, embeddings_of(self.prompts.encoder, different.tolist(), folder), which)
-
     def denoiser(self) -> "DiffusionModel":
-        """The model without what only makes views of images: all that gradients need."""
+        """The model without its encoders of images and prompts: all that gradients need."""
         return replace(self, autoencoder=None, prompts=None)
 
     def add_noise(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:

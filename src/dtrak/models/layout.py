@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from dtrak.memory import Peak, kept_bytes
 from dtrak.models import ddpm
+from dtrak.models.memory import Peak, kept_bytes
 from dtrak.models.pipelines import check_kind, local_configs
 from dtrak.models.stable_diffusion import add_lora
-from dtrak.recipes import DDPMRecipe, LoRA, Model
+from dtrak.runs.recipes import DDPMRecipe, LoRA, Model
 
 # Stable Diffusion 1, where it differs from diffusers' and transformers' defaults.
 UNET: dict[str, Any] = {"cross_attention_dim": 768, "attention_head_dim": 8}

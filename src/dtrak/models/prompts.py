@@ -7,8 +7,8 @@ The prompt of an image is the one it has in its column `prompt`; else the model'
 from dataclasses import dataclass
 from string import Formatter
 
-from dtrak.data import Images
 from dtrak.errors import UsageError
+from dtrak.images.images import Images
 from dtrak.models.text_encoders import TextEncoder
 from dtrak.progress import say
 

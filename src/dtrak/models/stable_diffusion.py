@@ -35,7 +35,7 @@ from dtrak.models.pipelines import (
 )
 from dtrak.models.prompts import Prompts
 from dtrak.models.text_encoders import ClipText
-from dtrak.recipes import LoRA
+from dtrak.runs.recipes import LoRA
 
 logging.disable_progress_bar()  # they load in less time than a bar takes to draw
 

@@ -1,18 +1,17 @@
 """From prompts to what a network is told. Stable Diffusion 1 and 2 have one CLIP; others have several encoders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from dtrak.models.conditions import Condition
 from dtrak.models.fingerprints import digest_of
 
 AT_ONCE = 64
-
-Condition = Mapping[str, Tensor]  # what a network takes beside x_t and t, by the names it has for it, each [B, …]
 
 
 class TextEncoder(Protocol):

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dtrak.data import Images
+from dtrak.attribution.scores import load_scores
 from dtrak.errors import UsageError
 from dtrak.files import write_text
+from dtrak.images.images import Images
 from dtrak.report import wording
 from dtrak.report.answers import answers
 from dtrak.report.comparisons import nearest, read_comparisons
@@ -23,8 +24,7 @@ from dtrak.report.glance import facts, trust
 from dtrak.report.plots import plain_value, plot
 from dtrak.report.selfinfluence import self_influences
 from dtrak.report.thumbnails import SMALL, Shown, embedded
-from dtrak.runs import Run
-from dtrak.scores import load_scores
+from dtrak.runs.run import Run
 
 TRAIN_SIDE = 128  # larger training images are embedded at this size
 

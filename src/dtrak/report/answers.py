@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dtrak.data import Images
+from dtrak.attribution.scores import Match, Scores
+from dtrak.images.images import Images
 from dtrak.report.thumbnails import Shown
 from dtrak.report.wording import in_order
-from dtrak.scores import Match, Scores
 
 QUERIES, ANSWERS = 200, 1000  # at most so many pictures are shown, and so many answers of all methods
 PROPONENTS, OPPONENTS = 5, 3

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.scores import Credit, Scores
+from dtrak.attribution.scores import Credit, Scores
 
 GROUPS = 12  # at most so many of the largest are shown
 CREDITED = ("artist", "label")  # the columns that say to whom an image is owed

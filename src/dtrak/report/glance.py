@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dtrak.damping import Damping, partner_of
+from dtrak.attribution.scores import Scores
+from dtrak.gradients.timesteps import select_timesteps
+from dtrak.kernels.damping import Damping, partner_of
 from dtrak.methods import METHODS, objectives_of
 from dtrak.methods.method import Gradients
-from dtrak.recipes import DDPMRecipe
 from dtrak.report.comparisons import LDSOf, Measured
 from dtrak.report.wording import duration
-from dtrak.runs import Run
-from dtrak.scores import Scores
-from dtrak.timesteps import select_timesteps
+from dtrak.runs.recipes import DDPMRecipe
+from dtrak.runs.run import Run
 
 
 @dataclass(frozen=True)

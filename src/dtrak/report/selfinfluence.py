@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrak.attribution.scores import Match, Scores
 from dtrak.report.answers import class_column
-from dtrak.scores import Match, Scores
 
 CLASSES, EACH = 12, 4  # at most so many of the largest classes, and so many images of each at either end
 

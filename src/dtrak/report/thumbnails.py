@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dtrak.data import Images
+from dtrak.images.images import Images
 
 SMALL = 32  # up to so many pixels a side, every single one is kept and drawn as a square
 BUDGET = 12_000_000  # letters that a page's pictures may take

@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from dtrak.attribution.scores import Credit
 from dtrak.report.comparisons import LDSOf
 from dtrak.report.curves import Curve
 from dtrak.report.figures.style import COLUMN, FAINT, FOR, INK, MARKS, PALE, STRONG, STYLE, WIDTH, bare
 from dtrak.report.plots import plain_value, x_tick_values
-from dtrak.scores import Credit
 
 ROW = 0.3  # inches, of a method or a group
 

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dtrak.data import Images
+from dtrak.attribution.scores import Match, Scores
 from dtrak.errors import UsageError
+from dtrak.images.images import Images
 from dtrak.report.figures.style import AGAINST, FAINT, FOR, INK, STYLE, WIDTH
 from dtrak.report.selfinfluence import self_influence_by_class
 from dtrak.report.wording import number, plain
-from dtrak.scores import Match, Scores
 
 IN_A_ROW = 12  # pictures
 # Of a picture's width:

@@ -1,0 +1,5 @@
+"""The command line: `dtrak …`."""
+
+from dtrak.cli.commands import main
+
+__all__ = ["main"]

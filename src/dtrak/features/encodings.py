@@ -1,0 +1,89 @@
+"""What encoders make of images and of prompts: computed once, kept in a store that a kill does not cost."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from dtrak.features.store import FeatureStore, Manifest, fill
+from dtrak.images.images import Images
+from dtrak.models.autoencoder import Autoencoder, pictures_in_a_pass
+from dtrak.models.conditions import Condition
+from dtrak.models.text_encoders import AT_ONCE, TextEncoder
+from dtrak.noise import stable_hash
+from dtrak.progress import progress_bar
+
+
+def latents_of(autoencoder: Autoencoder, images: Images, mirrored: bool, folder: Path | None) -> Tensor:
+    """μ and σ of the images, or of their mirror images, [N, 2, C, h, w]."""
+    _, height, width = images.shape
+    shape = (2, autoencoder.channels[1], height // autoencoder.reduction, width // autoencoder.reduction)
+
+    def encode(rows: range) -> Tensor:
+        pixels = images.tensor(rows)
+        return autoencoder.moments(pixels.flip(-1) if mirrored else pixels)
+
+    what = "mirrored" if mirrored else "latents"
+    made_from = (autoencoder.fingerprint, images.fingerprint)
+    return computed_once(what, made_from, (len(images), *shape), encode, pictures_in_a_pass(height, width), folder)
+
+
+def embeddings_of(encoder: TextEncoder, texts: Sequence[str], folder: Path | None) -> Condition:
+    """What a model is told with each of the texts, each [P, …]."""
+    made_from = (encoder.fingerprint, f"{stable_hash(repr(list(texts))):016x}")
+
+    def embed(name: str, rows: range) -> Tensor:
+        return encoder([texts[row] for row in rows])[name]
+
+    return {
+        name: computed_once(name, made_from, (len(texts), *value.shape[1:]), partial(embed, name), AT_ONCE, folder)
+        for name, value in encoder(texts[:1]).items()
+    }
+
+
+def computed_once(
+    what: str,
+    made_from: tuple[str, str],
+    shape: tuple[int, ...],
+    compute: Callable[[range], Tensor],
+    few: int,
+    folder: Path | None,
+) -> Tensor:
+    """[N, …] of this shape, from `compute(rows)` [b, …] for `few` rows at a time; read if the folder has it.
+
+    `made_from` are the fingerprints of the network and of what it is given.
+    """
+    if folder is None:
+        with TemporaryDirectory() as temporary:
+            return computed_once(what, made_from, shape, compute, few, Path(temporary))
+    model, data = made_from
+    manifest = Manifest(
+        model=model,
+        data=data,
+        objective=what,
+        timesteps=[],
+        draws=0,
+        noise="none",
+        seed=0,
+        parameters="none",
+        projection="identity",
+        dim=torch.Size(shape[1:]).numel(),
+        rows=shape[0],
+    )
+    store = FeatureStore.create(folder / f"{what}-{model[:8]}-{data[:8]}", manifest)
+    if store.missing():
+        with progress_bar(what.replace("_", " "), shape[0], "rows") as advance:
+
+            def counted(rows: range) -> Tensor:  # [1, b, k]
+                parts = []
+                for start in range(0, len(rows), few):
+                    part = rows[start : start + few]
+                    parts.append(compute(part).flatten(1).cpu())
+                    advance(len(part))
+                return torch.cat(parts)[None]
+
+            fill([store], counted, advance)
+    return torch.from_numpy(store.numpy()).view(shape)

@@ -1,0 +1,237 @@
+"""From images to features on disk: what to compute, what it will cost, and the loop that does it."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dtrak.devices import useful_threads
+from dtrak.engines import Engine
+from dtrak.errors import DtrakError, UsageError, choose
+from dtrak.features.inputs import ModelInputs, model_inputs
+from dtrak.features.store import DTYPES, Cost, FeatureStore, Manifest, fill, fill_from
+from dtrak.features.trajectories import Journeys
+from dtrak.gradients.featurizer import Copies, Features, NotFiniteError
+from dtrak.gradients.objectives import get_objective
+from dtrak.gradients.projections import PROJECTIONS, Projection, make_projection
+from dtrak.gradients.timesteps import select_timesteps
+from dtrak.images.images import Images
+from dtrak.models import DiffusionModel
+from dtrak.models.diffusion import ALL, LORA
+from dtrak.progress import progress_bar, say
+
+
+@dataclass(frozen=True)
+class FeatureSettings:
+    """How features are made, objective aside."""
+
+    timesteps: int | str = 10  # a number, "cumulative:10" or a list "0,100,200"
+    draws: int = 1  # noises at each timestep
+    noise: Literal["shared", "per-image"] = "shared"
+    projection: str = "sketch"
+    projection_dim: int = 4096
+    parameters: str | None = None  # a regular expression over names, or "all"; the LoRA, or else all, if None
+    seed: int = 0  # of the noise and of the projection
+    projection_seed: int | None = None  # where the projection has its own
+    dtype: str = "float32"  # on disk
+    autocast: bool = False  # forward passes in bfloat16
+    batch_size: int | None = None  # images that share a pass; chosen by the model's size if None
+    skip_bad: bool = False  # leave out images whose gradient is not finite, instead of failing
+
+    def __post_init__(self) -> None:
+        choose("projection", self.projection, list(PROJECTIONS))
+        choose("noise", self.noise, ["shared", "per-image"])
+        choose("dtype", self.dtype, list(DTYPES))
+        for name in ("draws", "projection_dim", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name.replace('_', '-')} {value}: it must be at least 1")
+        if self.seed < 0:
+            raise UsageError(f"seed {self.seed}: it must not be negative")
+
+
+def feature_settings(settings: Mapping[str, Any]) -> FeatureSettings:
+    """Those among some settings that say how features are made."""
+    names = [field.name for field in fields(FeatureSettings)]
+    return FeatureSettings(**{name: settings[name] for name in names if name in settings})
+
+
+def featurize(
+    model: DiffusionModel,
+    images: Images | ModelInputs | Journeys,
+    objectives: Sequence[str],
+    settings: FeatureSettings,
+    folder: Path,
+    name: str,
+    engine: Engine | None = None,
+) -> dict[str, FeatureStore]:
+    """Fill one store for each objective, `folder/name-objective`; what is there already is not computed again.
+
+    Objectives that are asked for together share their forward passes. Journeys have timesteps of their own. The work is
+    done here, or by the workers of an engine.
+    """
+    for objective in objectives:
+        get_objective(objective)
+    if not isinstance(images, Journeys):
+        images = model_inputs(model, images)
+    if isinstance(images, Journeys):
+        timesteps = images.timesteps
+    else:
+        timesteps = select_timesteps(settings.timesteps, model.timesteps)
+    work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps)
+    stores = {
+        objective: FeatureStore.create(folder / f"{name}-{objective}", _manifest(work, objective))
+        for objective in objectives
+    }
+    incomplete = {objective: store for objective, store in stores.items() if store.missing()}
+    if incomplete:
+        work = replace(work, model=model.denoiser(), objectives=tuple(incomplete))
+        _announce(work, sum(one.manifest.bytes for one in incomplete.values()))
+        _fill(work, list(incomplete.values()), engine)
+    _report_left_out(stores, images, settings.skip_bad)
+    return stores
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """All that the features of some images depend on; it can be sent to other processes."""
+
+    model: DiffusionModel
+    images: ModelInputs | Journeys
+    data: str  # the images' fingerprint
+    objectives: tuple[str, ...]
+    settings: FeatureSettings
+    timesteps: tuple[int, ...]
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return self.model.parameters(self.settings.parameters)
+
+    @cached_property
+    def projection(self) -> Projection:
+        settings, sizes = self.settings, {name: value.numel() for name, value in self.parameters.items()}
+        seed = settings.seed if settings.projection_seed is None else settings.projection_seed
+        return make_projection(settings.projection, settings.projection_dim, sizes, seed)
+
+    @cached_property
+    def features(self) -> Features:
+        settings = self.settings
+        return Features(
+            self.model,
+            self.objectives,
+            Copies(self.timesteps, settings.draws, settings.noise, settings.seed, self.data),
+            self.projection,
+            self.parameters,
+            told=self.images.condition([0]),
+            batch_size=settings.batch_size,
+            autocast=settings.autocast,
+        )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The features of some rows, and what they took."""
+
+    features: NDArray[np.float32]  # [objectives, b, k]; torch's own tensors would travel by shared memory
+    cost: Cost
+
+
+def shard_of(work: Work, rows: range, advance: Callable[[int], None] = lambda count: None) -> Shard:
+    """Compute the features of some rows, a pass at a time."""
+    features, started = work.features, time.perf_counter()
+    projected = features.projection_seconds
+    parts = []
+    for start in range(0, len(rows), features.batch_size):
+        part = rows[start : start + features.batch_size]
+        parts.append(_of_pass(work, list(part)))
+        advance(len(part))
+    projection = features.projection_seconds - projected
+    return Shard(torch.cat(parts, 1).numpy(), Cost(time.perf_counter() - started - projection, projection))
+
+
+def _of_pass(work: Work, rows: list[int]) -> Tensor:
+    features, images = work.features, work.images
+    try:
+        return features(images.tensor(rows), images.ids[rows].tolist(), images.condition(rows))
+    except NotFiniteError:
+        if not work.settings.skip_bad:
+            raise
+        if len(rows) == 1:
+            return torch.zeros(len(features.objectives), 1, features.projection.dim)
+        return torch.cat([_of_pass(work, [row]) for row in rows], 1)
+
+
+def _announce(work: Work, size: int) -> None:
+    copies = len(work.timesteps) * work.settings.draws
+    parameters = sum(value.numel() for value in work.parameters.values())
+    say(
+        f"features of {work.images.source}: {len(work.images):,} images × {copies} copies = "
+        f"{len(work.images) * copies:,} passes, {parameters:,} parameters → {work.projection.dim:,} numbers, "
+        f"{size / 1e6:,.1f} MB on disk"
+    )
+
+
+def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None) -> None:
+    """Compute what the stores of the work's objectives lack, and keep what a row of it cost."""
+    total, rows_done = Cost(), 0
+
+    def counted(shard: Shard) -> Tensor:
+        nonlocal total, rows_done
+        total, rows_done = total + shard.cost, rows_done + shard.features.shape[1]
+        return torch.from_numpy(shard.features)
+
+    with progress_bar("features", len(work.images), "images") as advance:
+        if engine is None:
+            fill(stores, lambda rows: counted(shard_of(work, rows, advance)), advance)
+        else:
+            shards = partial(_shards_by, engine, work)
+            fill_from(stores, lambda missing: ((rows, counted(one)) for rows, one in shards(missing)), advance)
+    if rows_done:  # not all by others
+        for store in stores:
+            store.keep_cost(total * (1 / (rows_done * len(stores))))
+
+
+def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tuple[range, Shard]]:
+    """Some shards as an engine's workers finish them, with as many threads as this process would take for one."""
+    threads = useful_threads(work.features.pass_bytes, torch.get_num_threads())
+    images = work.images.in_memory() if engine.is_remote and isinstance(work.images, ModelInputs) else work.images
+    gpu = work.model.device.type == "cuda"
+    return engine.run(shard_of, replace(work, images=images), missing, threads, gpu)
+
+
+def _manifest(work: Work, objective: str) -> Manifest:
+    settings = work.settings
+    return Manifest(
+        model=work.model.fingerprint,
+        data=work.data,
+        objective=objective,
+        timesteps=list(work.timesteps),
+        draws=settings.draws,
+        noise=settings.noise,
+        seed=settings.seed,
+        projection_seed=settings.projection_seed,
+        parameters=settings.parameters or (LORA if work.model.has_lora else ALL),
+        projection=settings.projection,
+        dim=work.projection.dim,
+        rows=len(work.images),
+        precision="bfloat16" if settings.autocast else "float32",
+        dtype=settings.dtype,
+    )
+
+
+def _report_left_out(stores: dict[str, FeatureStore], images: ModelInputs | Journeys, skip_bad: bool) -> None:
+    for objective, store in stores.items():
+        ids = ", ".join(str(images.ids[row]) for row in store.left_out())
+        if not ids:
+            continue
+        message = f"of {images.source}, the gradient of {objective} is zero or not finite for {ids}"
+        if not skip_bad:
+            raise DtrakError(f"{message} (--skip-bad leaves them out)")
+        say(f"Left out: {message}")

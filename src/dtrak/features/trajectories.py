@@ -1,0 +1,129 @@
+"""Pictures on their way: what the model took each x_t for, as DDIM drew a picture from its seed.
+
+    x̂_0(x_t) = (x_t − √(1−ᾱ_t) ε_θ(x_t, t)) / √ᾱ_t
+
+Journey-TRAK asks which images made the model think so at t: the gradient of L_Simple at (x̂_0(x_t), t).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dtrak.errors import UsageError
+from dtrak.images.images import Images
+from dtrak.models import DiffusionModel
+from dtrak.models.conditions import Condition
+from dtrak.models.sampling import sample
+from dtrak.noise import stable_hash
+
+SEED = "seed"  # the column of generated pictures that says from what they were drawn
+CLOSE = 2  # of a pixel's 256 values, on average: what rounding may do on another machine
+
+
+@dataclass(frozen=True, eq=False)
+class Journeys:
+    """The trajectories of generated pictures: every step of them, or the one at timestep `step`."""
+
+    model: DiffusionModel
+    pictures: Images
+    steps: int = 50  # of DDIM
+    step: int | None = None
+    guidance: float | None = None  # by the pictures' prompts, where they have some
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def ids(self) -> NDArray[Any]:
+        return self.pictures.ids
+
+    @property
+    def source(self) -> str:
+        return self.pictures.source
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.pictures.shape
+
+    @property
+    def fingerprint(self) -> str:
+        text = f"{self.model.fingerprint} {self.pictures.fingerprint} {self.steps} {self.step}"
+        if self._prompts is not None:
+            text += f" {self.guidance} {self._prompts}"
+        return f"{stable_hash(text):016x}"
+
+    @property
+    def timesteps(self) -> tuple[int, ...]:
+        """t of the steps that count, falling."""
+        every = tuple(self.model.solver(self.steps).timesteps.tolist())
+        if self.step is None:
+            return every
+        if self.step not in every:
+            passed = ", ".join(map(str, every[:2]))
+            raise UsageError(f"step {self.step}: {self.steps} steps of DDIM pass through {passed}, … {every[-1]}")
+        return (self.step,)
+
+    def tensor(self, rows: Sequence[int] | NDArray[Any]) -> Tensor:
+        """x̂_0 [B, timesteps, C, H, W]."""
+        return self._estimates[list(rows)]
+
+    def condition(self, rows: Sequence[int] | NDArray[Any]) -> Condition:
+        """What the model is told about these pictures, each [B, …]."""
+        return {name: value[list(rows)] for name, value in self._told.items()}
+
+    @cached_property
+    def _told(self) -> Condition:
+        if self._prompts is None or self.model.prompts is None:
+            return {}
+        return {name: value.cpu() for name, value in self.model.prompts.encoder(self._prompts).items()}
+
+    @cached_property
+    def _prompts(self) -> list[str] | None:
+        return None if self.model.prompts is None else self.model.prompts.of(self.pictures)
+
+    @cached_property
+    def _estimates(self) -> Tensor:
+        seeds = seeds_of(self.pictures)
+        drawn = sample(self.model, seeds, self.steps, trajectory=True, prompts=self._prompts, guidance=self.guidance)
+        self._check_drawn(drawn.pictures.cpu(), seeds)
+        assert drawn.estimates is not None
+        counting = [index for index, t in enumerate(drawn.timesteps.tolist()) if t in self.timesteps]
+        return drawn.estimates[counting].transpose(0, 1).cpu()
+
+    def check(self) -> None:
+        """Find what is wrong with the question, which takes drawing the pictures again."""
+        _ = self.timesteps, self._estimates
+
+    def _check_drawn(self, drawn: Tensor, seeds: list[int]) -> None:
+        """Refuse pictures that the model did not draw from their seeds."""
+        row = not_as_drawn(self.pictures, drawn)
+        if row is not None:
+            raise UsageError(
+                f"{self.ids[row]} of {self.source} is not what {self.model.source} draws from seed "
+                f"{seeds[row]} in {self.steps} steps"
+            )
+
+
+def seeds_of(pictures: Images) -> list[int]:
+    """From what each picture was drawn."""
+    column = pictures.columns.get(SEED)
+    if column is None:
+        raise UsageError(
+            f"journey-trak follows how a picture was drawn, but {pictures.source} has no column {SEED!r} that says "
+            "from which: ask about what `dtrak generate` made"
+        )
+    for id_, seed in zip(pictures.ids, column.tolist(), strict=True):
+        if not str(seed).removesuffix(".0").isdecimal():
+            raise UsageError(f"the seed of {id_} of {pictures.source} is {seed}: it must be a whole number from 0 on")
+    return [int(seed) for seed in column]
+
+
+def not_as_drawn(pictures: Images, drawn: Tensor) -> int | None:
+    """The row of a picture that is more than rounding away from what is drawn now [B, C, H, W]; None if none is."""
+    apart = 127.5 * (drawn - pictures.tensor(range(len(pictures)))).abs().flatten(1).mean(1)
+    worst = int(apart.argmax())
+    return worst if apart[worst] > CLOSE else None

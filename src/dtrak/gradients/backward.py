@@ -1,0 +1,157 @@
+"""Two ways to catch gradients during a backward pass, one parameter at a time, so that they never exist all at once.
+
+Autograd adds the gradients of a batch together. When the batch is the copies of one image, that sum is what we want.
+When it holds several images, hooks on the layers see inputs and output gradients before they are added, and `layers.py`
+gives each image its own.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dtrak.gradients.layers import LAYERS, owners, supported
+from dtrak.models import DiffusionModel
+from dtrak.models.conditions import Condition, moved, repeated
+from dtrak.noise import gaussian
+
+TOLERANCE = 1e-2  # float32 rounding is far below this, a gradient that was missed far above
+Receiver = Callable[[str, Tensor], None]  # called with a parameter's name and its gradient [images, n]
+
+
+@contextmanager
+def gradient_of_the_batch(network: nn.Module, names: set[str], receive: Receiver) -> Iterator[None]:
+    """Within this block a backward pass calls `receive(name, [1, n])` once for each named parameter it reaches."""
+
+    def hook(name: str) -> Callable[[Tensor], None]:
+        def on_gradient(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            gradient, parameter.grad = parameter.grad, None
+            receive(name, gradient.reshape(1, -1))
+
+        return on_gradient
+
+    with _evaluating(network, names):
+        handles = [
+            parameter.register_post_accumulate_grad_hook(hook(name))
+            for name, parameter in network.named_parameters()
+            if name in names
+        ] + [
+            layer.register_forward_pre_hook(_require_input_gradient)
+            for layer in owners(network, names).values()
+            if isinstance(layer, nn.GroupNorm)
+        ]
+        with _removed_after(handles):
+            yield
+
+
+def _require_input_gradient(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """torch's group norm on a CPU crashes in its backward pass if a channels-last input requires no gradient."""
+    return inputs if inputs[0].requires_grad else (inputs[0].detach().requires_grad_(), *inputs[1:])
+
+
+@contextmanager
+def gradient_of_each_image(network: nn.Module, names: set[str], images: int, receive: Receiver) -> Iterator[None]:
+    """Within this block a backward pass calls `receive(name, [images, n])` for each named parameter.
+
+    The batch holds the copies of `images` images, those of one image side by side. A layer that is called several
+    times calls `receive` each time: the gradient is the sum.
+    """
+
+    def hook(path: str, layer: nn.Module) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def after_forward(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            a = inputs[0].detach()
+            a = a.float() if a.is_floating_point() else a
+            # Nothing before the deepest chosen layer needs a gradient, so the backward pass ends at its output.
+            if not output.requires_grad:
+                output.requires_grad_()
+
+            def on_gradient(g: Tensor) -> None:
+                for key, gradient in LAYERS[type(layer)](layer, a, g.float(), images).items():
+                    name = f"{path}.{key}" if path else key
+                    if name in names:
+                        receive(name, gradient.reshape(images, -1))
+
+            output.register_hook(on_gradient)
+
+        return after_forward
+
+    with _evaluating(network, requiring=set()):
+        handles = [layer.register_forward_hook(hook(path, layer)) for path, layer in owners(network, names).items()]
+        with _removed_after(handles):
+            yield
+
+
+def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Condition | None = None) -> bool:
+    """Whether hooks on the layers give each image its own gradient, tried on two copies of each of two images.
+
+    They do not where a layer's type is unknown, where a network uses a parameter outside of its layer's call, or where
+    a layer's input has no batch axis. `condition` is what the model is told about one image, each [1, …].
+    """
+    if not supported(model.network, names):
+        return False
+    noisy = gaussian((4, *model.shape), 0).to(model.device)
+    timesteps = torch.arange(4, device=model.device) * (model.timesteps // 4)
+    told = moved(repeated(condition or {}, 4), model.device)
+    one = {name: value[:2] for name, value in told.items()}
+    expected = [
+        _collected(model, noisy[part], timesteps[part], one, names, images=1) for part in (slice(2), slice(2, 4))
+    ]
+    try:
+        found = _collected(model, noisy, timesteps, told, names, images=2)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    # Some gradients are zero but for rounding, as those of a bias before a softmax.
+    rounding = 1e-5 * torch.stack([gradient.norm() for one in expected for gradient in one.values()]).norm()
+    return all(one.keys() == found.keys() for one in expected) and all(
+        (found[name][image] - one[name][0]).norm() <= TOLERANCE * one[name].norm() + rounding
+        for image, one in enumerate(expected)
+        for name in one
+    )
+
+
+def _collected(
+    model: DiffusionModel, noisy: Tensor, timesteps: Tensor, condition: Condition, names: set[str], images: int
+) -> dict[str, Tensor]:
+    """The gradients of the summed square of the output, each [images, n]; of one image in the ordinary way."""
+    gradients: dict[str, Tensor] = {}
+
+    def receive(name: str, gradient: Tensor) -> None:
+        gradients[name] = gradients.get(name, 0) + gradient
+
+    network = model.network
+    way = (
+        gradient_of_the_batch(network, names, receive)
+        if images == 1
+        else gradient_of_each_image(network, names, images, receive)
+    )
+    with way:
+        model.predict_target(noisy, timesteps, condition).square().sum().backward()
+    return gradients
+
+
+@contextmanager
+def _removed_after(handles: list[RemovableHandle]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _evaluating(network: nn.Module, requiring: set[str]) -> Iterator[None]:
+    """Evaluation mode, with only the parameters in `requiring` requiring gradients; all as it was afterwards."""
+    training = network.training
+    before = {name: value.requires_grad for name, value in network.named_parameters()}
+    network.eval()
+    for name, value in network.named_parameters():
+        value.requires_grad_(name in requiring)
+    try:
+        yield
+    finally:
+        network.train(training)
+        for name, value in network.named_parameters():
+            value.requires_grad_(before[name])

@@ -1,0 +1,137 @@
+"""Images: an ordered set with stable ids, read lazily, whose columns (label, caption, artist, …) travel along."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrak.errors import DtrakError, UsageError
+from dtrak.images.pictures import Picture, common_shape, naming
+from dtrak.images.selection import Selection
+from dtrak.images.sources import described, find_source, widened
+
+if TYPE_CHECKING:
+    import torch
+
+INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")  # 007 is a name, and so is what int64 cannot hold
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """An ordered set of images with stable ids; columns (label, caption, artist, …) travel along."""
+
+    source: str  # what the user typed
+    ids: NDArray[Any]  # [N] int64 or str
+    columns: Mapping[str, NDArray[Any]]  # each [N]
+    shape: tuple[int, int, int]  # (C, H, W)
+    _pictures: NDArray[np.object_]  # [N] of Picture
+    _crop: int | None
+    _size: int | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def pixels(self, indices: Sequence[int] | NDArray[Any]) -> NDArray[np.uint8]:
+        """[B, H, W, C], read from the source now."""
+        channels, height, width = self.shape
+        pictures: list[Picture] = self._pictures[list(indices)].tolist()
+        pixels = np.empty((len(pictures), height, width, channels), dtype=np.uint8)
+        for target, picture in zip(pixels, pictures, strict=True):
+            found = picture.pixels(channels, self._crop, self._size)
+            if found.shape != target.shape:
+                raise DtrakError(f"cannot read {picture.name}: its pixels are not of the size that its header gave")
+            target[:] = found
+        return pixels
+
+    def tensor(self, indices: Sequence[int] | NDArray[Any]) -> "torch.Tensor":
+        """float32 [B, C, H, W] in [-1, 1]."""
+        import torch
+
+        return torch.from_numpy(self.pixels(indices)).permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
+
+    def select(self, indices: Sequence[int] | NDArray[Any]) -> "Images":
+        """The subset [B] in the given order; nothing is read."""
+        chosen = list(indices)
+        columns = {name: column[chosen] for name, column in self.columns.items()}
+        return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen])
+
+    def first(self, count: int | None) -> "Images":
+        """The first so many, or as many as there are."""
+        return self.select(range(len(self))[:count])
+
+    def in_memory(self) -> "Images":
+        """The same images, read, cropped and resized once: they can be sent to where their files are not."""
+        pixels = self.pixels(range(len(self)))
+        pictures = [Picture(f"{self.source}, image {id_}", one) for id_, one in zip(self.ids, pixels, strict=True)]
+        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_), _crop=None, _size=None)
+
+    def positions(self, ids: Sequence[Any] | NDArray[Any], what: str) -> NDArray[np.int64]:
+        """[B], where each of `ids` is in this set; `what` tells in an error whose ids these are."""
+        # Compared as text: ids come from files and command lines, where 5 and "5" are the same.
+        position_of = {str(own): position for position, own in enumerate(self.ids)}
+        positions: dict[str, int] = {}
+        for name in map(str, ids):
+            if name not in position_of:
+                span = f", ids {self.ids[0]} … {self.ids[-1]}" if len(self) else ""
+                raise UsageError(f"{what}: id {name} is not in {self.source} ({len(self)} images{span})")
+            if name in positions:
+                raise UsageError(f"{what}: id {name} is given twice")
+            positions[name] = position_of[name]
+        return np.fromiter(positions.values(), dtype=np.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits over ids, shape, transformation and content, wherever the files lie."""
+        recipe = json.dumps([self.ids.tolist(), self.shape, self._crop, self._size])
+        digest = blake2b(recipe.encode(), digest_size=8)
+        for picture in self._pictures:
+            with naming(picture.name, DtrakError):
+                digest.update(blake2b(picture.stored()).digest())
+        return digest.hexdigest()
+
+
+def load_images(
+    source: str,
+    *,
+    size: int | None = None,
+    crop: int | None = None,
+    channels: int | None = None,
+    select: Selection | None = None,
+) -> Images:
+    """The images of `source`: cropped to `crop` pixels, then resized to `size`, with 1 or 3 `channels`.
+
+    With `select`, only some of them (see `dtrak.selection`); the others are not even opened.
+    """
+    for option, side in (("size", size), ("crop", crop)):
+        if side is not None and side < 1:
+            raise UsageError(f"{option} is {side}, but must be at least 1 pixel")
+    if channels not in (None, 1, 3):
+        raise UsageError(f"channels is {channels}, but must be 1 (grey) or 3 (colour)")
+    found = find_source(source, select)
+    if not found.pictures:
+        raise UsageError(f"{source} holds no images")
+    shape = common_shape(found.pictures, size, crop, channels)
+    return Images(source, found.ids, found.columns, shape, np.fromiter(found.pictures, dtype=np.object_), crop, size)
+
+
+def read_ids(path: str) -> NDArray[Any]:
+    """[B] int64 or str, from an .npy array or the lines of a .txt file."""
+    extension = Path(path).suffix.lower()
+    if extension not in (".npy", ".txt"):
+        raise UsageError(f"cannot read ids from {path!r}: give an .npy or a .txt file")
+    with naming(path, UsageError), open(path, "rb") as file:
+        if extension == ".npy":
+            ids = np.lib.format.read_array(file, allow_pickle=False)
+        else:
+            lines = [line.strip() for line in file.read().decode("utf-8-sig").splitlines() if line.strip()]
+            ids = np.array([int(line) for line in lines] if all(map(INTEGER.fullmatch, lines)) else lines)
+    if ids.ndim != 1 or ids.dtype.kind not in "iuU" or len(ids) == 0:
+        raise UsageError(f"{path} holds {described(ids)}, but ids must be integers or strings [N], at least one")
+    return widened(ids)

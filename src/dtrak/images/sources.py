@@ -1,0 +1,274 @@
+"""The places where images lie: built-in digits, .npz files, folders, single files, Hugging Face data sets, and CelebA
+and ArtBench-10 as they are published.
+
+Adding one is a function that returns what it `Found`, and a line in `_find`.
+"""
+
+import csv
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrak.errors import UsageError, choose
+from dtrak.images.pictures import Picture, naming
+from dtrak.images.selection import Selection, chosen_rows
+
+IMAGE_EXTENSIONS = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+METADATA_FILES = ("metadata.csv", "metadata.jsonl")
+
+
+CELEBA_SPLITS = {"train": "0", "validation": "1", "test": "2"}  # as list_eval_partition.txt has them
+ARTBENCH_SPLITS = ["train", "test"]
+
+
+class Found(NamedTuple):
+    ids: NDArray[Any]  # [N] int64 or str
+    columns: Mapping[str, NDArray[Any]]  # each [N]
+    pictures: list[Picture]  # [N]
+
+
+def find_source(source: str, select: Selection | None = None) -> Found:
+    """The images of a source, or those that are selected from it; none of them is opened."""
+    found = _find(source)
+    if select is None:
+        return found
+    rows = chosen_rows(found.columns.get("label"), len(found.pictures), select, source)
+    columns = {name: column[rows] for name, column in found.columns.items()}
+    return Found(found.ids[rows], columns, [found.pictures[row] for row in rows])
+
+
+def _find(source: str) -> Found:
+    if source.startswith("digits:"):
+        return _digits(source)
+    if source.startswith("hf:"):
+        return _hugging_face(source)
+    if source.startswith("celeba:"):
+        return _celeba(source)
+    if source.startswith("artbench:"):
+        return _artbench(source)
+    if source and os.path.isdir(source):
+        return _folder(Path(source))
+    if os.path.isfile(source) and source.lower().endswith(".npz"):
+        return _npz(source)
+    if os.path.isfile(source):
+        return Found(np.array([Path(source).name]), {}, [Picture(source, Path(source))])
+    raise UsageError(
+        f"no images at {source!r}: give digits:train, digits:validation, a folder, an .npz file, hf:name:split, "
+        "celeba:folder:split or artbench:folder:split"
+    )
+
+
+def _digits(source: str) -> Found:
+    from sklearn.datasets import load_digits
+
+    choose("source", source, ["digits:train", "digits:validation"])
+    values, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(values))
+    rows = order[:1000] if source == "digits:train" else order[1000:]
+    pixels = np.round(values[rows] * 255 / 16).astype(np.uint8).reshape(-1, 8, 8, 1)
+    return Found(np.arange(len(rows)), {"label": labels[rows]}, _in_array(source, pixels))
+
+
+def _npz(path: str) -> Found:
+    arrays = _npz_arrays(path)
+
+    def refuse(key: str, right: str) -> NoReturn:
+        found = described(arrays[key]) if key in arrays else f"missing (there are: {', '.join(arrays)})"
+        raise UsageError(f"{path}: {key!r} is {found}, but must be {right}")
+
+    images = arrays.get("images")
+    if images is None or images.dtype != np.uint8 or images.ndim < 3 or images.shape[3:] not in ((), (1,), (3,)):
+        refuse("images", "uint8 [N, H, W] or [N, H, W, C] with C 1 or 3")
+    pixels = images if images.ndim == 4 else images[..., None]
+
+    def one_per_image(key: str) -> NDArray[Any]:
+        array = arrays[key]
+        if array is None or array.shape != pixels.shape[:1] or array.dtype.kind not in "iuU":
+            refuse(key, f"integers or strings [{len(pixels)}]")
+        return widened(array)
+
+    ids = one_per_image("ids") if "ids" in arrays else np.arange(len(pixels))
+    distinct, counts = np.unique(ids, return_counts=True)
+    if len(distinct) < len(ids):
+        raise UsageError(f"{path}: 'ids' has {distinct[counts.argmax()]} more than once; every image needs its own id")
+
+    reserved = ("images", "ids", "labels", "label_names")
+    columns = {key: a for key, a in arrays.items() if key not in reserved and a is not None and a.shape == ids.shape}
+    if "labels" in arrays:
+        columns["label"] = one_per_image("labels")
+        names = arrays.get("label_names")
+        if names is not None:
+            if names.ndim != 1 or names.dtype.kind != "U":
+                refuse("label_names", "strings [L]")
+            labels = columns["label"]
+            if labels.dtype.kind != "i" or not np.isin(labels, np.arange(len(names))).all():
+                refuse("labels", f"integers from 0 to {len(names) - 1}, as there are {len(names)} label_names")
+            columns["label"] = names[labels]
+    return Found(ids, columns, _in_array(path, pixels))
+
+
+def _npz_arrays(path: str) -> dict[str, NDArray[Any] | None]:
+    """The file's arrays by key, with None for what is none or needs pickle, which could run foreign code."""
+    if not zipfile.is_zipfile(path):
+        raise UsageError(f"{path} is not an .npz file, or it is damaged")
+    arrays: dict[str, NDArray[Any] | None] = {}
+    with naming(path, UsageError), np.load(path, allow_pickle=False) as archive:
+        for key in archive.files:
+            try:
+                array = archive[key]
+            except ValueError as error:
+                if "allow_pickle" not in str(error):
+                    raise
+                array = None
+            arrays[key] = array if isinstance(array, np.ndarray) else None
+    return arrays
+
+
+def _folder(folder: Path) -> Found:
+    """The imagefolder layout. Not read by `datasets`, which takes class folders called train or test for splits."""
+    files = {file: file.relative_to(folder).as_posix() for file in _visible_files(folder)}
+    images = sorted((file for file in files if file.suffix.lower() in IMAGE_EXTENSIONS), key=files.__getitem__)
+    if not images:
+        raise UsageError(f"no images in the folder {folder}: looked for {', '.join(IMAGE_EXTENSIONS)}")
+    metadata = sorted(file for file in files if file.name in METADATA_FILES)
+    columns: dict[str, NDArray[Any]] = {}
+    if metadata:
+        columns = _metadata_columns(images, metadata)
+    elif all(file.parent != folder for file in images):
+        columns["label"] = np.array([file.parent.name for file in images])
+    return Found(np.array([files[file] for file in images]), columns, [Picture(str(file), file) for file in images])
+
+
+def _visible_files(folder: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> NoReturn:
+        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
+
+    for parent, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(parent, name) for name in files if not name.startswith("."))
+
+
+def _metadata_columns(images: Sequence[Path], metadata: Sequence[Path]) -> dict[str, NDArray[Any]]:
+    """What the `metadata` files say about `images` [N]: columns [N], None where an image's row lacks the key."""
+    known, row_of = set(images), dict[Path, dict[str, Any]]()
+    for file in metadata:
+        for row in _metadata_rows(file):
+            image = file.parent / str(row.pop("file_name", None))
+            if image not in known:
+                raise UsageError(f"{file} names {image}, but there is no such image")
+            if image in row_of or None in row:
+                raise UsageError(f"{file}: {image} has {'two rows' if image in row_of else 'more cells than columns'}")
+            row_of[image] = row
+    if len(row_of) < len(images):
+        missing = next(image for image in images if image not in row_of)
+        raise UsageError(f"{missing} has no row in {metadata[0]}: add one, or remove the image")
+    names = dict.fromkeys(name for row in row_of.values() for name in row)
+    return {name: _column([row_of[image].get(name) for image in images]) for name in names}
+
+
+def _metadata_rows(file: Path) -> list[dict[str, Any]]:
+    with naming(str(file), UsageError), open(file, encoding="utf-8-sig", newline="") as lines:
+        if file.suffix == ".jsonl":
+            # Read as one array, an error tells the number of its line.
+            return [dict(row) for row in json.loads(f"[{','.join(line for line in lines if line.strip())}]")]
+        return list(csv.DictReader(lines, strict=True))
+
+
+def _hugging_face(source: str) -> Found:
+    import datasets
+
+    name, _, split = source.removeprefix("hf:").rpartition(":")
+    if not name or not split:
+        raise UsageError(f"{source!r} does not say which images: give hf:name:split")
+    with naming(source, UsageError):
+        dataset = datasets.load_dataset(name, split=split)
+    images = [column for column, feature in dataset.features.items() if isinstance(feature, datasets.Image)]
+    if not images:
+        raise UsageError(f"{source!r} has no image column, only {', '.join(dataset.column_names)}")
+    encoded = dataset.select_columns(images[:1]).cast_column(images[0], datasets.Image(decode=False))
+
+    def read(row: int) -> bytes:
+        cell: dict[str, Any] | None = encoded[row][images[0]]
+        if cell is None:
+            raise ValueError("it has no image")
+        content: bytes | None = cell["bytes"]
+        return Path(cell["path"]).read_bytes() if content is None else content
+
+    columns = {}
+    for column, values in dataset.remove_columns(images)[:].items():
+        feature = dataset.features[column]
+        if isinstance(feature, datasets.ClassLabel):
+            # Test splits without labels have -1 or nothing.
+            values = [None if value is None or value < 0 else feature.names[value] for value in values]
+        columns[column] = _column(values)
+    pictures = [Picture(f"{source}, row {row}", partial(read, row)) for row in range(len(dataset))]
+    return Found(np.arange(len(dataset)), columns, pictures)
+
+
+def _celeba(source: str) -> Found:
+    """img_align_celeba/ beside list_eval_partition.txt, whose lines are `000001.jpg 0`."""
+    folder, split = _folder_and_split(source, list(CELEBA_SPLITS))
+    table = _published(folder / "list_eval_partition.txt", "CelebA", "mmlab.ie.cuhk.edu.hk/projects/CelebA.html")
+    with naming(str(table), UsageError):
+        rows = [line.split() for line in table.read_text().splitlines() if line.strip()]
+        names = [name for name, number in rows if number == CELEBA_SPLITS[split]]
+    images = [folder / "img_align_celeba" / name for name in names]
+    return Found(np.array(names), {}, [Picture(str(image), image) for image in images])
+
+
+def _artbench(source: str) -> Found:
+    """The 256×256 imagefolder, split or not, beside ArtBench-10.csv, which says the style and the artist of each."""
+    folder, split = _folder_and_split(source, ARTBENCH_SPLITS)
+    table = _published(folder / "ArtBench-10.csv", "ArtBench-10", "github.com/liaopeiyuan/artbench")
+    with naming(str(table), UsageError), open(table, encoding="utf-8-sig", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines, strict=True) if row["split"] == split]
+        columns = {name: np.array([row[name] for row in rows]) for name in ("label", "artist")}
+        names = [f"{row['label']}/{row['name']}" for row in rows]
+    places = [folder / "artbench-10-imagefolder-split" / split, folder / "artbench-10-imagefolder"]
+    home = next((place for place in places if place.is_dir()), None)
+    if home is None:
+        raise UsageError(f"{source}: the images themselves are missing: there is neither {places[0]} nor {places[1]}")
+    return Found(np.array(names), columns, [Picture(str(home / name), home / name) for name in names])
+
+
+def _folder_and_split(source: str, splits: list[str]) -> tuple[Path, str]:
+    """data/celeba and train, of celeba:data/celeba:train."""
+    kind, _, rest = source.partition(":")
+    folder, _, split = rest.rpartition(":")
+    if not folder or split not in splits:
+        raise UsageError(f"{source!r} does not say which images: give {kind}:folder:split, split {' or '.join(splits)}")
+    return Path(folder), split
+
+
+def _published(table: Path, what: str, where: str) -> Path:
+    """The list of a published data set's images; without it, says where it is to be had."""
+    if not table.is_file():
+        raise UsageError(f"no {what} in {table.parent}: {table.name} is missing; {what} is published at {where}")
+    return table
+
+
+def _in_array(source: str, pixels: NDArray[np.uint8]) -> list[Picture]:
+    """[N], from [N, H, W, C]."""
+    return [Picture(f"{source}, image {row}", picture) for row, picture in enumerate(pixels)]
+
+
+def _column(values: Sequence[Any]) -> NDArray[Any]:
+    """[N]: of numbers or text where all are of that kind, else of objects."""
+    kinds = set(map(type, values))
+    uniform = kinds <= {int, float} or kinds in ({str}, {bool})
+    return np.array(values) if uniform else np.fromiter(values, dtype=np.object_)
+
+
+def widened(array: NDArray[Any]) -> NDArray[Any]:
+    return array.astype(np.int64) if array.dtype.kind in "iu" else array
+
+
+def described(array: NDArray[Any] | None) -> str:
+    return "no plain array (it would need pickle)" if array is None else f"{array.dtype} {list(array.shape)}"

@@ -1,0 +1,102 @@
+"""Draw pictures: from x_T ~ N(0, I) down to x_0 in a few dozen steps of DDIM, the same for the same seed.
+
+Each picture has a seed of its own, so that any one of them can be drawn again alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dtrak.errors import DtrakError
+from dtrak.models.conditions import Condition, repeated
+from dtrak.models.diffusion import DiffusionModel
+from dtrak.noise import gaussian
+from dtrak.progress import steps_of
+
+BATCH = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    pictures: Tensor  # [B, C, H, W] in [−1, 1]
+    trajectory: Tensor | None  # x_t before each step, then x_0: [steps + 1, B, C, H, W], latents of latent models
+    estimates: Tensor | None  # x̂_0, what each step took x_t for: [steps, B, C, H, W]
+    timesteps: Tensor  # t of each step [steps], falling
+
+
+def sample(
+    model: DiffusionModel,
+    seeds: Sequence[int],
+    steps: int = 50,
+    trajectory: bool = False,
+    prompts: Sequence[str] | None = None,
+    guidance: float | None = None,
+) -> Samples:
+    """One picture for each seed, and prompt; with `trajectory`, every x_t and x̂_0 on the way as well.
+
+    Guidance g follows the prompt c further than the model would by itself: ε_θ(x) + g (ε_θ(x, c) − ε_θ(x)).
+    """
+    told = prompts or [""] * len(seeds)
+    batches = [slice(start, start + BATCH) for start in range(0, len(seeds), BATCH)]
+    parts = [_batch(model, seeds[rows], steps, trajectory, told[rows], guidance) for rows in batches]
+    paths = [part.trajectory for part in parts if part.trajectory is not None]
+    estimates = [part.estimates for part in parts if part.estimates is not None]
+    return Samples(
+        torch.cat([part.pictures for part in parts]),
+        torch.cat(paths, dim=1) if paths else None,
+        torch.cat(estimates, dim=1) if estimates else None,
+        model.solver(steps).timesteps,
+    )
+
+
+@torch.no_grad()
+def _batch(
+    model: DiffusionModel,
+    seeds: Sequence[int],
+    steps: int,
+    trajectory: bool,
+    prompts: Sequence[str],
+    guidance: float | None,
+) -> Samples:
+    model.network.eval()
+    solver = model.solver(steps)
+    x = torch.stack([gaussian(model.shape, seed, "x_T") for seed in seeds]).to(model.device)
+    told, untold = _conditions(model, prompts, guidance)
+    path, estimates = [x], []
+    for t in steps_of("draw", list(solver.timesteps), "steps"):
+        timesteps = t.to(model.device).expand(len(x))
+        answer = model.predict(x, timesteps, told)
+        if untold is not None and guidance is not None:
+            without = model.predict(x, timesteps, untold)
+            answer = without + guidance * (answer - without)
+        step = solver.step(answer, t, x)
+        x = step.prev_sample
+        if not x.isfinite().all():
+            bad = seeds[int((~x.isfinite()).flatten(1).any(1).nonzero()[0])]
+            raise DtrakError(f"the model's output is not finite for the picture with seed {bad} at timestep {int(t)}")
+        if trajectory:
+            path.append(x)
+            estimates.append(step.pred_original_sample)
+    return Samples(
+        model.decode(x),
+        torch.stack(path) if trajectory else None,
+        torch.stack(estimates) if trajectory else None,
+        solver.timesteps,
+    )
+
+
+def _conditions(
+    model: DiffusionModel, prompts: Sequence[str], guidance: float | None
+) -> tuple[Condition, Condition | None]:
+    """What the model is told with the prompts, and without, if that is wanted for guidance."""
+    if model.prompts is None:
+        return {}, None
+    told = model.prompts.encoder(prompts)
+    return told, None if guidance in (None, 1.0) else repeated(model.prompts.encoder([""]), len(prompts))
+
+
+def to_pixels(pictures: Tensor) -> Tensor:
+    """uint8 [B, H, W, C] from [B, C, H, W] in [−1, 1]."""
+    return ((pictures + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()

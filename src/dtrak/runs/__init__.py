@@ -1,0 +1,1 @@
+"""Runs: recipes, training, drawing pictures, and the folder that keeps it all."""

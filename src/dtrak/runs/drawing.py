@@ -1,0 +1,101 @@
+"""Draw a run's pictures into its folder generated/, each with the seed and the prompt that it came from."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtrak.errors import UsageError
+from dtrak.files import alone_in, clear_leftovers, replace_folder, write_bytes, write_text
+from dtrak.images.pictures import png
+from dtrak.models import DiffusionModel
+from dtrak.models.sampling import BATCH, sample, to_pixels
+from dtrak.progress import progress_bar
+from dtrak.runs.run import Run
+
+MADE_BY, METADATA = "made-by.json", "metadata.jsonl"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What a picture is drawn from."""
+
+    seed: int
+    prompt: str | None = None
+
+    @property
+    def file(self) -> str:
+        return f"seed-{self.seed:05d}.png"
+
+    def line(self) -> str:
+        """Of the metadata."""
+        about = {"file_name": self.file, "seed": self.seed} | ({} if self.prompt is None else {"prompt": self.prompt})
+        return json.dumps(about, ensure_ascii=False) + "\n"
+
+
+def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int, prompt: str | None = None) -> None:
+    """Draw the pictures of the seeds `seed` … `seed + count − 1`; generated/ then holds these and no others.
+
+    Where the model takes prompts, they are all of `prompt`, or take turns with the prompts of the training images. They
+    are gathered in a folder beside it, which outlives a kill and takes its place when complete. What the same model has
+    drawn before, in as many steps, is not drawn again.
+    """
+    settings: dict[str, Any] = {"model": model.fingerprint, "steps": steps}
+    guidance = run.recipe.generation.guidance
+    if model.prompts is not None:
+        settings |= {"guidance": guidance, "prompt": prompt}
+    made_by = json.dumps(settings)
+    drawings = {one.file: one for one in _drawings(run, model, range(seed, seed + count), prompt)}
+    metadata = "".join(one.line() for one in drawings.values())
+    finished, unfinished = run.folder / "generated", run.folder / "generated-unfinished"
+    earlier = {path.name for path in finished.glob("*.png")} if _text(finished / MADE_BY) == made_by else set()
+    if earlier == drawings.keys() and _text(finished / METADATA) == metadata:
+        return
+    with alone_in(run.folder):
+        clear_leftovers(run.folder, finished.name)
+        clear_leftovers(unfinished)
+        if _text(unfinished / MADE_BY) != made_by:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        write_text(unfinished / MADE_BY, made_by)
+        for path in unfinished.glob("*.png"):
+            if path.name not in drawings:
+                path.unlink()
+        for name in earlier & drawings.keys():
+            write_bytes(unfinished / name, (finished / name).read_bytes())
+        _draw_missing(model, list(drawings.values()), steps, guidance, unfinished)
+        write_text(unfinished / METADATA, metadata)
+        replace_folder(unfinished, finished)
+
+
+def _drawings(run: Run, model: DiffusionModel, seeds: range, prompt: str | None) -> list[Drawing]:
+    if model.prompts is None:
+        if prompt is not None:
+            raise UsageError(f"prompt {prompt!r}: {model.source} takes no prompts")
+        return [Drawing(seed) for seed in seeds]
+    in_turn = [prompt] if prompt is not None else sorted(set(model.prompts.of(run.train_images)))
+    return [Drawing(seed, in_turn[seed % len(in_turn)]) for seed in seeds]
+
+
+def _draw_missing(
+    model: DiffusionModel, drawings: Sequence[Drawing], steps: int, guidance: float | None, folder: Path
+) -> None:
+    """Draw those of the pictures that are not in the folder yet.
+
+    A batch that lacks one is drawn whole: in other company a picture would differ by rounding.
+    """
+    batches = [drawings[start : start + BATCH] for start in range(0, len(drawings), BATCH)]
+    missing = [batch for batch in batches if not all((folder / one.file).exists() for one in batch)]
+    with progress_bar("generate", len(drawings), "pictures") as advance:
+        advance(len(drawings) - sum(map(len, missing)))
+        for batch in missing:
+            prompts = [one.prompt or "" for one in batch]
+            drawn = sample(model, [one.seed for one in batch], steps, prompts=prompts, guidance=guidance)
+            for one, picture in zip(batch, to_pixels(drawn.pictures).numpy(), strict=True):
+                write_bytes(folder / one.file, png(picture))
+            advance(len(batch))
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None

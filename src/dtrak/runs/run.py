@@ -1,0 +1,172 @@
+"""A run's folder: where everything lies, and what it was made from, so that it can be made again.
+
+- recipe.yaml: the recipe as it was used; run.json: versions; subset.txt: ids, if not all images were used
+- model/: diffusers layout; checkpoints/: the same at evenly spaced steps of training
+- generated/: pictures by seed; latents/: what encoders made of images and prompts; features/: the stores
+- scores.npz, attribution.json: who made them, and how; lds/, counterfactual/: how far to trust them; report.html
+
+`dtrak run RUN/recipe.yaml --out OTHER` makes it again.
+"""
+
+import platform
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtrak.errors import UsageError
+from dtrak.files import write_json, write_text
+from dtrak.images.images import Images, load_images, read_ids
+from dtrak.images.selection import Selection
+from dtrak.runs.recipes import Recipe, dump_recipe, first_difference, load_recipe
+
+if TYPE_CHECKING:
+    from dtrak.models import DiffusionModel
+
+# dtrak.models is imported where it is needed: it takes seconds, for which no mistyped name should have to wait.
+
+PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
+SUBSET = "subset.txt"
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    recipe: Recipe
+
+    @classmethod
+    def create(cls, folder: str | Path, recipe: Recipe, subset: str | None = None) -> "Run":
+        """Start a run, or take up one whose model is trained in the same way on the same subset (a file of ids).
+
+        What else the recipe says holds from now on. Nothing is written unless its images can be read and its model can
+        be built.
+        """
+        if subset is not None:
+            recipe = recipe.with_subset(subset)
+        ids = None if recipe.data.subset is None else "".join(f"{one}\n" for one in read_ids(recipe.data.subset))
+        run = cls(Path(folder), recipe)
+        path, text = run.folder / "recipe.yaml", dump_recipe(recipe if ids is None else recipe.with_subset(SUBSET))
+        if path.exists():
+            run._check_same(ids)
+            if path.read_text(encoding="utf-8") != text:
+                write_text(path, text)
+            return cls.open(folder)
+        run._check_recipe()
+        if ids is not None:
+            write_text(run.folder / SUBSET, ids)
+        write_json(run.folder / "run.json", versions())
+        write_text(path, text)
+        return run
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Run":
+        path = Path(folder) / "recipe.yaml"
+        if not path.is_file():
+            raise UsageError(
+                f"{folder} is not a run: it has no recipe.yaml (`dtrak train RECIPE --out {folder}` makes one)"
+            )
+        return cls(Path(folder), load_recipe(str(path)))
+
+    @cached_property
+    def train_images(self) -> Images:
+        """What the model is trained on: the recipe's images, or a subset of them."""
+        data = self.recipe.data
+        images = load_images(data.train, crop=data.crop, size=data.size, channels=data.channels, select=data.select)
+        if data.subset is None:
+            return images
+        return images.select(images.positions(read_ids(data.subset), data.subset))
+
+    @cached_property
+    def validation_images(self) -> Images | None:
+        """Images like those that the model was trained on, which it has not seen, if the recipe names any."""
+        data = self.recipe.data
+        return None if data.validation is None else self.query_images(data.validation, data.select_validation)
+
+    def query_images(self, source: str, select: Selection | None = None) -> Images:
+        """Any images in the shape of the training images.
+
+        Those of that shape, such as generated ones, stay as they are; others are cropped and resized.
+        """
+        data, (channels, height, width) = self.recipe.data, self.train_images.shape
+        try:
+            plain = load_images(source, channels=channels, select=select)
+        except UsageError:  # of several sizes, or worse: then the error comes again below
+            plain = None
+        if plain is not None and plain.shape == self.train_images.shape:
+            return plain
+        size = height if height == width else data.size
+        return load_images(source, crop=data.crop, size=size, channels=channels, select=select)
+
+    def portable(self, source: str) -> str:
+        """What names these images from anywhere: a path inside the run relative to it, another path in full."""
+        if not Path(source).exists():
+            return source
+        path, home = Path(source).resolve(), self.folder.resolve()
+        return str(path.relative_to(home) if path.is_relative_to(home) else path)
+
+    def located(self, portable: str) -> str:
+        """What `load_images` takes, from what `portable` gave."""
+        return str(self.folder / portable) if (self.folder / portable).exists() else portable
+
+    @property
+    def is_trained(self) -> bool:
+        return (self.folder / "model").exists()
+
+    def model(self) -> "DiffusionModel":
+        if not self.is_trained:
+            raise UsageError(
+                f"{self.folder} has no model yet: `dtrak train {self.folder}/recipe.yaml --out {self.folder}` makes it"
+            )
+        from dtrak.models import load_model
+
+        return load_model(str(self.folder / "model")).fitted_to(self.train_images.shape)
+
+    def new_model(self) -> "DiffusionModel":
+        """The recipe's model for the training images, with weights drawn from torch's global generator."""
+        from dtrak.models import new_model
+
+        return new_model(self.recipe.model, self.train_images.shape, self.recipe.name)
+
+    @property
+    def latents(self) -> Path:
+        """Where what an autoencoder made of images is kept."""
+        return self.folder / "latents"
+
+    def _check_recipe(self) -> None:
+        """Load the images and lay out the model, without weights where they would be new."""
+        import torch
+
+        if self.recipe.model.kind == "ddpm":
+            with torch.device("meta"):
+                self.new_model()
+            return
+        from dtrak.models.prompts import fields_of
+
+        columns = self.train_images.columns
+        for name in fields_of(self.recipe.model.prompt):
+            if name not in columns:
+                raise UsageError(
+                    f"{self.recipe.name}: model.prompt {self.recipe.model.prompt!r} names the column {name!r}, but the "
+                    f"images of {self.recipe.data.train} have {', '.join(columns) or 'none'}"
+                )
+        self.new_model().check_fits(self.train_images.shape, self.recipe.data.train)
+
+    def _check_same(self, ids: str | None) -> None:
+        stored = Run.open(self.folder).recipe
+        difference = first_difference(stored.of_training(), self.recipe.of_training())
+        if difference is not None:
+            field, there, wanted = difference
+            raise UsageError(
+                f"{self.folder} was made with {field} {there}, not {wanted}: give another --out, or remove it"
+            )
+        if (None if stored.data.subset is None else Path(stored.data.subset).read_text()) != ids:
+            raise UsageError(
+                f"{self.folder} was made with another subset than {self.recipe.data.subset or 'all images'}: "
+                "give another --out, or remove it"
+            )
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what the numbers depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}

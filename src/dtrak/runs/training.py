@@ -1,0 +1,202 @@
+"""Train a model, or a LoRA on top of one: minimise E ‖target − network(x_t, t)‖² over images, timesteps and noises.
+
+What happens at a step depends on the seed, the step and how many images share a pass, so these, the weights and the
+optimiser's state are all there is to remember: a run that is killed goes on from its last state and ends with the same
+weights, bit for bit.
+"""
+
+import math
+import time
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from dtrak.devices import reproducible, threads_for
+from dtrak.errors import DtrakError
+from dtrak.features.inputs import ModelInputs, model_inputs
+from dtrak.files import alone_in, clear_leftovers, write_bytes
+from dtrak.images.images import Images
+from dtrak.models import DiffusionModel, new_model, save_model
+from dtrak.models.conditions import Condition, moved
+from dtrak.models.memory import fitting, total_memory, training_bytes
+from dtrak.noise import stream
+from dtrak.progress import progress_bar
+from dtrak.runs.recipes import Recipe, Training
+from dtrak.runs.run import Run
+
+STATE = "training.safetensors"
+SECONDS_BETWEEN_STATES = 20.0  # a state is kept at every checkpoint as well
+
+
+def train(run: Run, device: str) -> DiffusionModel:
+    """Train the run's model, or take up where an earlier call was stopped; writes model/ and checkpoints/."""
+    if not run.is_trained:
+        with alone_in(run.folder):
+            if not run.is_trained:  # by whoever was in here before
+                _train(run, device)
+            (run.folder / STATE).unlink(missing_ok=True)
+    return run.model().to(device)
+
+
+def _train(run: Run, device: str) -> None:
+    state, checkpoints = run.folder / STATE, run.folder / "checkpoints"
+    clear_leftovers(run.folder, STATE)
+    clear_leftovers(run.folder, "model")
+    clear_leftovers(checkpoints)
+    torch.manual_seed(run.recipe.training.seed)
+    model = run.new_model().to(device)
+    view = model_inputs(model, run.train_images, run.latents, mirrored=run.recipe.training.flip)
+    trainer = Trainer(model, view, run.recipe.training)
+    trainer.load(state)
+    saved = time.monotonic()
+    pass_bytes = trainer.at_once * trainer.bytes_per_image
+    with reproducible(), threads_for(pass_bytes), progress_bar("train", trainer.steps, "steps") as advance:
+        advance(trainer.step)
+        while trainer.step < trainer.steps:
+            trainer.take_step()
+            advance(1)
+            at_checkpoint = trainer.step in trainer.checkpoint_steps
+            if at_checkpoint:
+                save_model(trainer.model, checkpoints / f"step-{trainer.step:06d}")
+            if at_checkpoint or time.monotonic() - saved > SECONDS_BETWEEN_STATES:
+                trainer.save(state)
+                saved = time.monotonic()
+    save_model(trainer.model, run.folder / "model")
+
+
+def train_in_memory(recipe: Recipe, images: Images | ModelInputs, device: str) -> DiffusionModel:
+    """The recipe's model as `train` trains it, on these images instead of the recipe's; nothing is written."""
+    torch.manual_seed(recipe.training.seed)
+    shape = images.shape if isinstance(images, Images) else images.images.shape
+    trainer = Trainer(new_model(recipe.model, shape, recipe.name).to(device), images, recipe.training)
+    with reproducible():
+        while trainer.step < trainer.steps:
+            trainer.take_step()
+    return trainer.model
+
+
+class Trainer:
+    """A model and its optimiser at some step of their way."""
+
+    def __init__(self, model: DiffusionModel, images: Images | ModelInputs, settings: Training) -> None:
+        self.model = model
+        self.view = model_inputs(model, images, mirrored=settings.flip)
+        self.settings = settings
+        self.step = 0
+        self.bytes_per_image = training_bytes(model, self.view.condition([0]))
+        self.at_once = images_at_once(settings.batch_size, self.bytes_per_image, total_memory(model.device))
+        self.steps_per_epoch = math.ceil(len(self.view) / settings.batch_size)
+        self.steps = settings.epochs * self.steps_per_epoch
+        self.checkpoint_steps = {
+            round(self.steps * (index + 1) / settings.checkpoints) for index in range(settings.checkpoints)
+        }
+        self.parameters = list(model.parameters().values())
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def take_step(self) -> None:
+        """One step of the optimiser; a batch that is too large for the memory goes through in parts."""
+        settings, model = self.settings, self.model
+        random = stream(settings.seed, "training", self.step)
+        rows = self.batch()
+        clean = self.view.drawn(rows, random, settings.flip).to(model.device)
+        noise = torch.from_numpy(random.standard_normal(clean.shape, dtype="float32")).to(model.device)
+        timesteps = torch.from_numpy(random.integers(model.timesteps, size=len(clean))).to(model.device)
+        torch.manual_seed(int(random.integers(2**62)))  # for dropout
+        model.network.train()
+        told = self.told(rows, random)
+        for start in range(0, len(clean), self.at_once):
+            part = slice(start, start + self.at_once)
+            own = {name: value[part] for name, value in told.items()}
+            loss = self.loss(clean[part], noise[part], timesteps[part], own)
+            if not loss.isfinite():
+                reason = f"training diverged: the loss is {loss.item()} at step {self.step}; lower learning_rate"
+                raise DtrakError(reason)
+            (len(clean[part]) / len(clean) * loss).backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, settings.gradient_clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * warmup_and_cosine(self.step / self.steps, settings.warmup)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        model.network.eval()
+        self.step += 1
+
+    def loss(self, clean: Tensor, noise: Tensor, timesteps: Tensor, told: Condition) -> Tensor:
+        """The mean of ‖target − network(x_t, t)‖² over some of a batch, each [b, …]."""
+        model = self.model
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=self.settings.autocast):
+            predicted = model.predict(model.add_noise(clean, noise, timesteps), timesteps, told)
+        return F.mse_loss(predicted.float(), model.training_target(clean, noise, timesteps))
+
+    def batch(self) -> NDArray[np.int64]:
+        """The rows of this step [B]: every epoch is a new order of all of them."""
+        epoch, place = divmod(self.step, self.steps_per_epoch)
+        order = stream(self.settings.seed, "epoch", epoch).permutation(len(self.view))
+        return order[place * self.settings.batch_size :][: self.settings.batch_size]
+
+    def told(self, rows: NDArray[np.int64], random: np.random.Generator) -> Condition:
+        """What the model is told about the images of this step, each [B, …]: nothing about some, if that is wanted."""
+        told = moved(self.view.condition(rows), self.model.device)
+        if not self.settings.prompt_dropout:
+            return told
+        untold = torch.from_numpy(random.random(len(rows)) < self.settings.prompt_dropout).to(self.model.device)
+        empty = moved(self.untold, self.model.device)
+        return {
+            name: torch.where(untold.view(-1, *[1] * (value.dim() - 1)), empty[name], value)
+            for name, value in told.items()
+        }
+
+    @cached_property
+    def untold(self) -> Condition:
+        """What the model is told by an empty prompt, each [1, …]."""
+        return {} if self.model.prompts is None else self.model.prompts.encoder([""])
+
+    def save(self, path: Path) -> None:
+        """Write weights, the optimiser's moments and the step, as one safetensors file."""
+        tensors = {f"weights/{name}": value for name, value in self.model.trained_weights.items()}
+        for index, moments in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{name}": value for name, value in moments.items()}
+        metadata = {"step": str(self.step), "at_once": str(self.at_once)}
+        write_bytes(path, save({name: value.cpu() for name, value in tensors.items()}, metadata))
+
+    def load(self, path: Path) -> None:
+        """Go back to where `save` was called; a state that cannot be read is one that is not there."""
+        try:
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                step, at_once = (int(file.metadata()[name]) for name in ("step", "at_once"))
+        except (FileNotFoundError, SafetensorError, KeyError):
+            return
+        weights = {name.removeprefix("weights/"): v for name, v in tensors.items() if name.startswith("weights/")}
+        self.model.load_trained_weights(weights)
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimizer/"):
+                _, index, moment = name.split("/")
+                state.setdefault(int(index), {})[moment] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.step, self.at_once = step, at_once
+
+
+def images_at_once(batch_size: int, bytes_each: int, memory: int) -> int:
+    """How many images of a batch share a pass: all of them, or as many as fit in equal parts."""
+    return math.ceil(batch_size / math.ceil(batch_size / fitting(bytes_each, memory)))
+
+
+def warmup_and_cosine(progress: float, warmup: float) -> float:
+    """The learning rate's factor: linear from 0 to 1 over the warmup, then half a cosine down to 0."""
+    if progress < warmup:
+        return progress / warmup
+    return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
