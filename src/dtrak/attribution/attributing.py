@@ -1,34 +1,94 @@
-"""The front door: a model, its training images and the pictures asked about in, scores out."""
+"""The one call: a model, its training images and the pictures asked about in, scores out."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, overload
+from typing import Literal, overload
 
-from dtrak.attribution.evidence import Evidence, Resources
+from dtrak.attribution.preparing import Data, Model, prepare
 from dtrak.attribution.scores import Scores
-from dtrak.devices import devices
+from dtrak.attribution.scoring import score
 from dtrak.engines import Engine
-from dtrak.errors import UsageError
-from dtrak.features.featurizing import FeatureSettings
+from dtrak.features.encoders import DEFAULT_ENCODER
 from dtrak.files import kept_until_done
-from dtrak.gradients.objectives import get_objective
-from dtrak.images.images import Images, load_images
+from dtrak.gradients.objectives import OBJECTIVES, Objective
+from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
-from dtrak.methods import ALL, Method, chosen_methods, objective_of, split_methods
-from dtrak.models import DiffusionModel, load_model
-
-Model = DiffusionModel | str | Path  # a model, or what `load_model` takes
-Data = Images | str | Path  # images, or what `load_images` takes
+from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
 
 
 @overload
-def attribute(model: Model, train: Data, queries: Data, method: str | None = ..., **settings: Any) -> Scores: ...
+def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well: the first one counts
+    model: Model,
+    train: Data,
+    queries: Data,
+    method: str | Method | None = ...,
+    *,
+    timesteps: int | str = ...,
+    draws: int = ...,
+    noise: Literal["shared", "per-image"] = ...,
+    projection: str = ...,
+    projection_dim: int = ...,
+    parameters: str | None = ...,
+    seed: int = ...,
+    projection_seed: int | None = ...,
+    dtype: str = ...,
+    autocast: bool = ...,
+    batch_size: int | None = ...,
+    skip_bad: bool = ...,
+    objective: str | Objective | None = ...,
+    damping: float | str = ...,
+    checkpoints: str | Path | None = ...,
+    checkpoint_count: int = ...,
+    retrained: str | Path | None = ...,
+    ensemble_size: int = ...,
+    subsets: int | None = ...,
+    output: str = ...,
+    encoder: str = ...,
+    step: int | None = ...,
+    ddim_steps: int = ...,
+    guidance: float | None = ...,
+    latents: str | Path | None = ...,
+    cache: str | Path | None = ...,
+    device: str | None = ...,
+    engine: Engine | None = ...,
+) -> Scores: ...
 
 
 @overload
 def attribute(
-    model: Model, train: Data, queries: Data, method: Sequence[str], **settings: Any
+    model: Model,
+    train: Data,
+    queries: Data,
+    method: Sequence[str | Method],
+    *,
+    timesteps: int | str = ...,
+    draws: int = ...,
+    noise: Literal["shared", "per-image"] = ...,
+    projection: str = ...,
+    projection_dim: int = ...,
+    parameters: str | None = ...,
+    seed: int = ...,
+    projection_seed: int | None = ...,
+    dtype: str = ...,
+    autocast: bool = ...,
+    batch_size: int | None = ...,
+    skip_bad: bool = ...,
+    objective: str | Objective | None = ...,
+    damping: float | str = ...,
+    checkpoints: str | Path | None = ...,
+    checkpoint_count: int = ...,
+    retrained: str | Path | None = ...,
+    ensemble_size: int = ...,
+    subsets: int | None = ...,
+    output: str = ...,
+    encoder: str = ...,
+    step: int | None = ...,
+    ddim_steps: int = ...,
+    guidance: float | None = ...,
+    latents: str | Path | None = ...,
+    cache: str | Path | None = ...,
+    device: str | None = ...,
+    engine: Engine | None = ...,
 ) -> dict[str, Scores]: ...
 
 
@@ -36,81 +96,105 @@ def attribute(
     model: Model,
     train: Data,
     queries: Data,
-    method: str | Sequence[str] | None = None,
+    method: str | Method | Sequence[str | Method] | None = None,
     *,
+    timesteps: int | str = 10,
+    draws: int = 1,
+    noise: Literal["shared", "per-image"] = "shared",
+    projection: str = "sketch",
+    projection_dim: int = 4096,
+    parameters: str | None = None,
+    seed: int = 0,
+    projection_seed: int | None = None,
+    dtype: str = "float32",
+    autocast: bool = False,
+    batch_size: int | None = None,
+    skip_bad: bool = False,
+    objective: str | Objective | None = None,
     damping: float | str = "auto",
+    checkpoints: str | Path | None = None,
+    checkpoint_count: int = 4,
+    retrained: str | Path | None = None,
+    ensemble_size: int = 8,
+    subsets: int | None = None,
+    output: str = "simple",
+    encoder: str = DEFAULT_ENCODER,
+    step: int | None = None,
+    ddim_steps: int = 50,
+    guidance: float | None = None,
+    latents: str | Path | None = None,
     cache: str | Path | None = None,
     device: str | None = None,
-    **settings: Any,
+    engine: Engine | None = None,
 ) -> Scores | dict[str, Scores]:
     """Score every training image for every query.
 
-    `method` is a name from `dtrak.methods`, by default the recommended one, or several, which share what they can; then
-    the answer is a dictionary by name. "all" stands for every method whose needs are met. `damping` is "auto",
-    "spectrum", a fraction of the mean eigenvalue of ΦΦᵀ, or "absolute:λ" (see `dtrak.damping`). `cache` is a folder
-    that keeps the features: the next question about the same training images costs only its queries. `settings` are
+    `method` is a name from `dtrak.methods` or a `Method`, by default the recommended one; or several, which share what
+    they can, and then the answer is a dictionary by name. "all" stands for every method whose needs are met. An
+    `objective`, by name or as a function, replaces D-TRAK's L_Square, and without `method` asks for D-TRAK. `damping`
+    is "auto", "spectrum", a fraction of the mean eigenvalue of ΦΦᵀ, or "absolute:λ" (see `dtrak.kernels.damping`).
 
-    - `objective`, which replaces D-TRAK's L_Square, and without `method` asks for D-TRAK;
-    - `engine`, which computes gradients (see `dtrak.engines`);
-    - the fields of `FeatureSettings`: timesteps, projection_dim, parameters, seed, …;
-    - the fields of `Resources`, for the methods that need them: checkpoints, retrained, encoder, ….
+    `cache` is a folder that keeps the features: the next question about the same training images costs only its
+    queries. An `engine` computes gradients on its workers (see `dtrak.engines`). `Settings` says what the others are.
     """
-    if method is None:
-        (method,) = split_methods(None, settings.get("objective"))
-    names = [method] if isinstance(method, str) else list(method)
-    parsed_damping = Damping.parse(damping)
-    with kept_until_done(None if cache is None else Path(cache)) as folder:
-        with_partners = parsed_damping.asks_partner
-        evidence = gather(model, train, queries, names, folder, device=device, with_partners=with_partners, **settings)
-        scores = {one.name: score(evidence, one, parsed_damping) for one in evidence.methods}
-    return scores[names[0]] if isinstance(method, str) and method != ALL else scores
+    settings = Settings(
+        timesteps=timesteps,
+        draws=draws,
+        noise=noise,
+        projection=projection,
+        projection_dim=projection_dim,
+        parameters=parameters,
+        seed=seed,
+        projection_seed=projection_seed,
+        dtype=dtype,
+        autocast=autocast,
+        batch_size=batch_size,
+        skip_bad=skip_bad,
+        objective=_name(objective),
+        damping=damping,
+        checkpoints=_path(checkpoints),
+        checkpoint_count=checkpoint_count,
+        retrained=_path(retrained),
+        ensemble_size=ensemble_size,
+        subsets=subsets,
+        output=output,
+        encoder=encoder,
+        step=step,
+        ddim_steps=ddim_steps,
+        guidance=guidance,
+        latents=_path(latents),
+    )
+    several = not isinstance(method, str | Method | None)
+    asked = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
+    names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in asked]
+    scores = attribute_with(model, train, queries, names, settings, cache=cache, device=device, engine=engine)
+    return scores if several or names == [EVERY_METHOD] else scores[names[0]]
 
 
-def gather(
+def attribute_with(
     model: Model,
     train: Data,
     queries: Data,
     methods: Sequence[str],
-    cache: Path,
+    settings: Settings,
     *,
-    objective: str | None = None,
+    cache: str | Path | None = None,
     device: str | None = None,
     engine: Engine | None = None,
-    with_partners: bool = False,
-    **settings: Any,
-) -> Evidence:
-    """Check the question and lay out what its methods will score from; the work comes with the first score."""
-    chosen = chosen_methods(methods)
-    check_objective(chosen, objective)
-    of_resources = {field.name for field in fields(Resources)}
-    resources = Resources(**{name: value for name, value in settings.items() if name in of_resources})
-    of_features = FeatureSettings(**{name: value for name, value in settings.items() if name not in of_resources})
-    if not isinstance(model, DiffusionModel):
-        model, device = load_model(str(model)), device or devices()[0]
-    train = train if isinstance(train, Images) else load_images(str(train))
-    queries = queries if isinstance(queries, Images) else load_images(str(queries))
-    model = model.fitted_to(train.shape)
-    model.check_fits(queries.shape, queries.source)
-    model.to(device or model.device)
-    evidence = Evidence(model, train, queries, chosen, objective, of_features, resources, cache, engine, with_partners)
-    if list(methods) == [ALL]:
-        return evidence.of_what_there_is()
-    for one in chosen:
-        evidence.check(one)
-    return evidence
+) -> dict[str, Scores]:
+    """The same with settings as one object, for methods by name; the scores by method."""
+    damping = Damping.parse(settings.damping)
+    with kept_until_done(None if cache is None else Path(cache)) as folder:
+        task, chosen = prepare(model, train, queries, methods, settings, folder, device, engine)
+        return {one.name: score(task, one, damping) for one in chosen}
 
 
-def check_objective(methods: Sequence[Method], asked: str | None) -> None:
-    """Refuse an objective that does not exist or that none of the methods can take."""
-    if asked is None:
-        return
-    get_objective(asked)
-    if all(objective_of(one, asked) != asked for one in methods):
-        first = methods[0]
-        raise UsageError(f"{first.name} does not take the objective {asked!r}: d-trak does")
+def _name(objective: str | Objective | None) -> str | None:
+    """Objectives are known by name from here on; a function of the user's gets its own."""
+    if objective is None or isinstance(objective, str):
+        return objective
+    return OBJECTIVES.add(getattr(objective, "__name__", repr(objective)), objective)
 
 
-def score(evidence: Evidence, method: Method, damping: Damping) -> Scores:
-    train, queries = evidence.train, evidence.queries
-    values, on_itself = evidence.scores(method, damping), evidence.self_influence(method, damping)
-    return Scores(values, train.ids, queries.ids, method.name, train.columns, on_itself)
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)

@@ -7,27 +7,28 @@ learn from retrained models. Where nothing is fitted, all subsets count.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.attribution.attributing import check_objective, gather
-from dtrak.attribution.benchmark import QUERIES, Benchmark
-from dtrak.attribution.evidence import Evidence, Resources
+from dtrak.attribution.preparing import check_objective, prepare
+from dtrak.attribution.scoring import scores_for
+from dtrak.engines import Engine
 from dtrak.errors import UsageError, choose
 from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds
 from dtrak.features.encoders import DEFAULT_ENCODER, load_encoder
-from dtrak.features.featurizing import feature_settings
 from dtrak.features.store import Cost
 from dtrak.gradients.objectives import OBJECTIVES
+from dtrak.inputs.arrays import Vectors
+from dtrak.inputs.benchmark import QUERIES, Benchmark
+from dtrak.inputs.embeddings import Embeddings
+from dtrak.inputs.settings import Settings
+from dtrak.inputs.task import Task
 from dtrak.kernels.damping import GRIDS, Damping
-from dtrak.methods import ALL, Method, chosen_methods
-from dtrak.methods.inputs import Vectors
-from dtrak.methods.method import Embeddings, Gradients, Outcomes
-from dtrak.models import load_model
+from dtrak.methods import EVERY_METHOD, Method, chosen_methods
 from dtrak.tables import Cell, Entry, Table
 
 FEWEST = 2  # subsets in a half, that a rank correlation can be of
@@ -112,38 +113,40 @@ def compare(
     benchmark: Benchmark,
     methods: Sequence[str],
     cache: Path,
+    settings: Settings = Settings(),
     *,
     model: Path | None = None,
     queries: str = "validation",
     output: str = "simple",
     damping: str = CHOSEN,
     grid: str = "log",
-    **settings: Any,
+    device: str | None = None,
+    engine: Engine | None = None,
 ) -> Comparison:
     """Score methods against a benchmark.
 
     `queries` are "validation" or "generated"; `output` is the objective that the scores should predict. `damping` is
     "chosen" from the `grid` on the first half of the subsets; "best" on the reported ones, as the paper has it; or what
-    `Damping.parse` takes. `model` is another than the benchmark's own, such as an earlier checkpoint of it. `settings`
-    are those of `attribute`.
+    `Damping.parse` takes. `model` is another than the benchmark's own, such as an earlier checkpoint of it.
     """
     check_question(methods, queries, output, damping, grid, settings)
-    dampings = GRIDS[grid] if damping in (CHOSEN, BEST) else (Damping.parse(damping),)
+    searches = damping in (CHOSEN, BEST)
+    dampings = GRIDS[grid] if searches else (Damping.parse(damping),)
     masks, losses = benchmark.masks, benchmark.losses(queries, output)
     half = len(masks) // 2
-    evidence = gather(
-        load_model(str(model or benchmark.folder / "model")),
+    settings = replace(settings, retrained=benchmark.folder, subsets=half, output=output)
+    task, chosen = prepare(
+        model or benchmark.folder / "model",
         benchmark.train,
         benchmark.queries(queries),
         methods,
+        settings if searches else replace(settings, damping=damping),
         cache,
-        retrained=benchmark.folder,
-        subsets=half,
-        output=output,
-        with_partners=any(one.asks_partner for one in dampings),
-        **settings,
+        device,
+        engine,
+        tries_dampings=searches,
     )
-    is_fitted = damping == CHOSEN or any(map(_learns_from_retrained, evidence.methods))
+    is_fitted = damping == CHOSEN or any(one.source.uses_retrained for one in chosen)
     if is_fitted and half < FEWEST:
         raise UsageError(
             f"{benchmark.folder} has {len(masks)} subsets: too few to fit on one half and report on the other"
@@ -151,26 +154,23 @@ def compare(
     first, second = Truth(masks[:half], losses[:half]), Truth(masks[half:], losses[half:])
     reported = second if is_fitted else Truth(masks, losses)
     fitted = first if damping == CHOSEN else reported
-    results = [
-        _evaluate(evidence, one, dampings, fitted, reported, benchmark.training_seconds) for one in evidence.methods
-    ]
+    results = [_evaluate(task, one, dampings, fitted, reported, benchmark.training_seconds) for one in chosen]
     notes = {CHOSEN: f"chosen on the other {half} subsets", BEST: "the best in hindsight, on the reported subsets"}
-    made_by = {"queries": queries, "output": output, "damping": damping, "grid": grid, "objective": evidence.objective}
-    made_by |= asdict(evidence.settings) | _told(evidence.resources)
+    made_by = _plain(settings) | {"queries": queries, "output": output, "damping": damping, "grid": grid}
     return Comparison(
         results, ceiling(reported.losses), losses.shape[2], len(reported.masks), notes.get(damping, damping), made_by
     )
 
 
 def check_question(
-    methods: Sequence[str], queries: str, output: str, damping: str, grid: str, settings: Mapping[str, Any]
+    methods: Sequence[str], queries: str, output: str, damping: str, grid: str, settings: Settings
 ) -> None:
     """Refuse what `compare` would, before any model is retrained for it."""
     chosen = chosen_methods(methods)
-    check_objective(chosen, settings.get("objective"))
-    feature_settings(settings)
-    if "encoder" in settings or (list(methods) != [ALL] and any(isinstance(one.source, Embeddings) for one in chosen)):
-        load_encoder(settings.get("encoder", DEFAULT_ENCODER))
+    check_objective(chosen, settings.objective)
+    embeds = list(methods) != [EVERY_METHOD] and any(isinstance(one.source, Embeddings) for one in chosen)
+    if settings.encoder != DEFAULT_ENCODER or embeds:
+        load_encoder(settings.encoder)
     choose("queries", queries, list(QUERIES))
     choose("output function", output, list(OBJECTIVES))
     choose("grid", grid, list(GRIDS))
@@ -187,7 +187,7 @@ class Truth:
 
 
 def _evaluate(
-    evidence: Evidence,
+    task: Task,
     method: Method,
     dampings: Sequence[Damping],
     fitted: Truth,
@@ -195,38 +195,38 @@ def _evaluate(
     training_seconds: float | None,
 ) -> Result:
     tried = dampings if method.damped else dampings[:1]
-    making = evidence.seconds(method)
+    making = method.source.seconds(task)
     started = time.monotonic()
-    scores = evidence.scores_for(method, tried)
+    scores = scores_for(task, method, tried)
     seconds = making + (time.monotonic() - started) / len(tried)
     worth = [mean_lds(values, fitted.masks, fitted.losses) for values in scores] if len(tried) > 1 else [0.0]
     best = int(np.argmax(worth))
-    relative = _relative(evidence, method, tried)
-    count = evidence.retrained_models(method)
+    relative = _relative(task, method, tried)
+    count = method.source.retrained_models(task)
     return Result(
         method.name,
         evaluate_lds(scores[best], reported.masks, reported.losses),
         relative[best] if relative else None,
         seconds,
-        evidence.cost(method),
+        method.source.feature_cost(task),
         count * training_seconds if training_seconds is not None else None if count else 0.0,
         [*zip(relative, worth, strict=True)] if len(tried) > 1 else [],
     )
 
 
-def _relative(evidence: Evidence, method: Method, dampings: Sequence[Damping]) -> list[float]:
+def _relative(task: Task, method: Method, dampings: Sequence[Damping]) -> list[float]:
     """Each λ over the mean eigenvalue, for the first of the method's models; nothing for methods without damping."""
     if not method.damped:
         return []
-    first: Vectors = next(evidence.inputs(method))
-    return [first.absolute(damping) / first.kernel.mean_eigenvalue for damping in dampings]
+    first: Vectors = next(method.source.inputs(task))
+    return [first.training.relative(damping) for damping in dampings]
 
 
-def _told(resources: Resources) -> dict[str, Any]:
-    """What methods took beside the model and the images, in words that mean the same elsewhere."""
-    return {name: value for name, value in asdict(resources).items() if isinstance(value, int | float | str)}
-
-
-def _learns_from_retrained(method: Method) -> bool:
-    source = method.source
-    return isinstance(source, Outcomes) or (isinstance(source, Gradients) and source.models == "retrained")
+def _plain(settings: Settings) -> dict[str, Any]:
+    """The settings that mean the same elsewhere: no paths, and of what only some methods need, what was given."""
+    always = {*asdict(settings.features), "objective"}
+    return {
+        name: value
+        for name, value in asdict(settings).items()
+        if name in always or isinstance(value, int | float | str)
+    }

@@ -19,7 +19,7 @@ from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.jobs import Arrays, Job, Retraining, read_whole, retrained, threads_per_job
 from dtrak.features.inputs import model_inputs
-from dtrak.features.trajectories import SEED, Journeys, not_as_drawn, seeds_of
+from dtrak.features.trajectories import SEED, Trajectories, not_as_drawn, seeds_of
 from dtrak.files import as_npz, write_bytes
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
@@ -102,7 +102,7 @@ def ask(
             f"remove {remove}: at least one of the {len(train)} images of {train.source} must go, and one must stay"
         )
     for step in steps:
-        _ = Journeys(model, queries, run.recipe.generation.steps, step).timesteps
+        _ = Trajectories(model, queries, run.recipe.generation.steps, step).timesteps
     chosen = queries.first(usual.pictures or COUNT if count is None else count)
     return Question(run, model, chosen, remove, tuple(dict.fromkeys(steps)) or (None,))
 

@@ -1,11 +1,10 @@
 """From images to features on disk: what to compute, what it will cost, and the loop that does it."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,13 +13,14 @@ from torch import Tensor, nn
 
 from dtrak.devices import useful_threads
 from dtrak.engines import Engine
-from dtrak.errors import DtrakError, UsageError, choose
+from dtrak.errors import DtrakError
 from dtrak.features.inputs import ModelInputs, model_inputs
-from dtrak.features.store import DTYPES, Cost, FeatureStore, Manifest, fill, fill_from
-from dtrak.features.trajectories import Journeys
+from dtrak.features.settings import FeatureSettings
+from dtrak.features.store import Cost, FeatureStore, Manifest, fill, fill_from
+from dtrak.features.trajectories import Trajectories
 from dtrak.gradients.featurizer import Copies, Features, NotFiniteError
 from dtrak.gradients.objectives import get_objective
-from dtrak.gradients.projections import PROJECTIONS, Projection, make_projection
+from dtrak.gradients.projections import Projection, make_projection
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
@@ -28,44 +28,9 @@ from dtrak.models.diffusion import ALL, LORA
 from dtrak.progress import progress_bar, say
 
 
-@dataclass(frozen=True)
-class FeatureSettings:
-    """How features are made, objective aside."""
-
-    timesteps: int | str = 10  # a number, "cumulative:10" or a list "0,100,200"
-    draws: int = 1  # noises at each timestep
-    noise: Literal["shared", "per-image"] = "shared"
-    projection: str = "sketch"
-    projection_dim: int = 4096
-    parameters: str | None = None  # a regular expression over names, or "all"; the LoRA, or else all, if None
-    seed: int = 0  # of the noise and of the projection
-    projection_seed: int | None = None  # where the projection has its own
-    dtype: str = "float32"  # on disk
-    autocast: bool = False  # forward passes in bfloat16
-    batch_size: int | None = None  # images that share a pass; chosen by the model's size if None
-    skip_bad: bool = False  # leave out images whose gradient is not finite, instead of failing
-
-    def __post_init__(self) -> None:
-        choose("projection", self.projection, list(PROJECTIONS))
-        choose("noise", self.noise, ["shared", "per-image"])
-        choose("dtype", self.dtype, list(DTYPES))
-        for name in ("draws", "projection_dim", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name.replace('_', '-')} {value}: it must be at least 1")
-        if self.seed < 0:
-            raise UsageError(f"seed {self.seed}: it must not be negative")
-
-
-def feature_settings(settings: Mapping[str, Any]) -> FeatureSettings:
-    """Those among some settings that say how features are made."""
-    names = [field.name for field in fields(FeatureSettings)]
-    return FeatureSettings(**{name: settings[name] for name in names if name in settings})
-
-
 def featurize(
     model: DiffusionModel,
-    images: Images | ModelInputs | Journeys,
+    images: Images | ModelInputs | Trajectories,
     objectives: Sequence[str],
     settings: FeatureSettings,
     folder: Path,
@@ -74,14 +39,14 @@ def featurize(
 ) -> dict[str, FeatureStore]:
     """Fill one store for each objective, `folder/name-objective`; what is there already is not computed again.
 
-    Objectives that are asked for together share their forward passes. Journeys have timesteps of their own. The work is
+    Objectives that are asked for together share their forward passes. Trajectories have timesteps of their own. The work is
     done here, or by the workers of an engine.
     """
     for objective in objectives:
         get_objective(objective)
-    if not isinstance(images, Journeys):
+    if not isinstance(images, Trajectories):
         images = model_inputs(model, images)
-    if isinstance(images, Journeys):
+    if isinstance(images, Trajectories):
         timesteps = images.timesteps
     else:
         timesteps = select_timesteps(settings.timesteps, model.timesteps)
@@ -104,7 +69,7 @@ class Work:
     """All that the features of some images depend on; it can be sent to other processes."""
 
     model: DiffusionModel
-    images: ModelInputs | Journeys
+    images: ModelInputs | Trajectories
     data: str  # the images' fingerprint
     objectives: tuple[str, ...]
     settings: FeatureSettings
@@ -226,7 +191,7 @@ def _manifest(work: Work, objective: str) -> Manifest:
     )
 
 
-def _report_left_out(stores: dict[str, FeatureStore], images: ModelInputs | Journeys, skip_bad: bool) -> None:
+def _report_left_out(stores: dict[str, FeatureStore], images: ModelInputs | Trajectories, skip_bad: bool) -> None:
     for objective, store in stores.items():
         ids = ", ".join(str(images.ids[row]) for row in store.left_out())
         if not ids:

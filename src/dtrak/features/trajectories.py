@@ -25,7 +25,7 @@ CLOSE = 2  # of a pixel's 256 values, on average: what rounding may do on anothe
 
 
 @dataclass(frozen=True, eq=False)
-class Journeys:
+class Trajectories:
     """The trajectories of generated pictures: every step of them, or the one at timestep `step`."""
 
     model: DiffusionModel

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dtrak.errors import UsageError
+from dtrak.registry import Registry
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -48,15 +49,19 @@ def interpolated(predicted: Tensor, noise: Tensor, elbo_weights: Tensor, eta: fl
     return eta * squared + (1 - eta) * (simple(predicted, noise, elbo_weights) - squared)
 
 
-OBJECTIVES: dict[str, Objective] = {
-    "simple": simple,
-    "elbo": elbo,
-    "square": square,
-    "avg": avg,
-    "l1": partial(norm, order=1),
-    "l2": partial(norm, order=2),
-    "linf": partial(norm, order=torch.inf),
-}
+OBJECTIVES: Registry[Objective] = Registry(
+    "objective",
+    "dtrak.objectives",
+    {
+        "simple": simple,
+        "elbo": elbo,
+        "square": square,
+        "avg": avg,
+        "l1": partial(norm, order=1),
+        "l2": partial(norm, order=2),
+        "linf": partial(norm, order=torch.inf),
+    },
+)
 
 
 def get_objective(name: str) -> Objective:

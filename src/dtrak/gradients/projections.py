@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtrak.errors import choose
 from dtrak.noise import stream
+from dtrak.registry import Registry
 
 
 class Projection(Protocol):
@@ -109,15 +109,19 @@ def _dense(entries: str) -> Callable[[int, Mapping[str, int], int], Projection]:
     return lambda dim, sizes, seed: Dense(dim, sizes, seed, entries)
 
 
-PROJECTIONS: dict[str, Callable[[int, Mapping[str, int], int], Projection]] = {
-    "sketch": Sketch,
-    "dense": _dense("gaussian"),
-    "dense-rademacher": _dense("rademacher"),
-    "identity": Identity,
-}
+# Each takes k, the sizes of the parameters by name, and a seed.
+PROJECTIONS: Registry[Callable[[int, Mapping[str, int], int], Projection]] = Registry(
+    "projection",
+    "dtrak.projections",
+    {
+        "sketch": Sketch,
+        "dense": _dense("gaussian"),
+        "dense-rademacher": _dense("rademacher"),
+        "identity": Identity,
+    },
+)
 
 
 def make_projection(kind: str, dim: int, sizes: Mapping[str, int], seed: int) -> Projection:
     """The projection of this kind for parameters of these sizes; `identity` keeps all d numbers whatever `dim` is."""
-    choose("projection", kind, list(PROJECTIONS))
-    return PROJECTIONS[kind](dim, sizes, seed)
+    return PROJECTIONS.choose(kind)(dim, sizes, seed)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from dtrak.errors import UsageError
-from dtrak.kernels.ridge import Array, Kernel
+from dtrak.kernels.preconditioner import Array, Preconditioner, effective_dimension, mean_eigenvalue
 from dtrak.noise import stream
 
 SHARE = 0.1  # of the images: what `spectrum` takes as the dimension
@@ -26,7 +26,7 @@ TRIED = 24  # dimensions that `auto` tries
 ASKED = 100  # training images that it asks about
 CONFIRMED = 0.9  # of a dimension, that the other objective has to ask for
 
-Partner = Callable[[], Kernel]  # the kernel of the same images' gradients of another objective
+Compared = Callable[[], Preconditioner]  # fitted on the same images' gradients of another objective
 
 
 @dataclass(frozen=True)
@@ -55,36 +55,35 @@ class Damping:
         return cls("relative" if number == text else "absolute", value)
 
     @property
-    def asks_partner(self) -> bool:
-        """Whether another objective's kernel of the same images is needed: that of `partner_of`."""
+    def compares_objectives(self) -> bool:
+        """Whether the kernel of the same images and `compared_objective` is needed."""
         return self.kind == "auto"
 
-    def absolute(self, kernel: Kernel, partner: Partner | None = None) -> float:
+    def absolute(self, kernel: Preconditioner, compared: Compared | None = None) -> float:
+        """λ for a kernel; `auto` asks for the kernel that it is compared with."""
         match self.kind:
             case "spectrum":
                 return damping_of_dimension(kernel, SHARE * kernel.images)
             case "auto":
-                if partner is None:
-                    raise UsageError("damping 'auto' compares two objectives, but there is only one here")
-                agreed = agreed_dimension(kernel, partner())
+                if compared is None:
+                    raise UsageError(
+                        "damping 'auto' compares two objectives, and the features of one are not there: "
+                        "ask for --damping auto when they are made, or for --method trak,d-trak"
+                    )
+                agreed = agreed_dimension(kernel, compared())
                 return damping_of_dimension(kernel, float(np.clip(agreed, LEAST * kernel.images, MOST * kernel.images)))
             case "relative":
-                return self.value * kernel.mean_eigenvalue
+                return self.value * mean_eigenvalue(kernel)
             case "absolute":
                 return self.value
 
 
-def partner_of(objective: str) -> str:
+def compared_objective(objective: str) -> str:
     """Another objective that sees the same influence with different noise."""
     return "square" if objective == "simple" else "simple"
 
 
-def effective_dimension(kernel: Kernel, damping: float) -> float:
-    """d(λ): how many directions the kernel keeps; falls from r to 0 as λ grows."""
-    return float((kernel.eigenvalues / (kernel.eigenvalues + damping)).sum())
-
-
-def damping_of_dimension(kernel: Kernel, dimension: float) -> float:
+def damping_of_dimension(kernel: Preconditioner, dimension: float) -> float:
     """The λ whose effective dimension is this, or half the rank if that is less."""
     rank = len(kernel.eigenvalues)
     dimension = min(dimension, rank / 2)
@@ -93,12 +92,12 @@ def damping_of_dimension(kernel: Kernel, dimension: float) -> float:
     return float(np.exp(brentq(lambda log: effective_dimension(kernel, np.exp(log)) - dimension, low, high)))
 
 
-def following(leader: Kernel, damping: float, kernel: Kernel) -> float:
-    """The λ of a kernel that keeps as many directions as another one does with its own."""
-    return damping_of_dimension(kernel, effective_dimension(leader, damping))
+def damping_as_of(other: Preconditioner, its_damping: float, kernel: Preconditioner) -> float:
+    """The λ with which a kernel keeps as many directions as another one does with its own."""
+    return damping_of_dimension(kernel, effective_dimension(other, its_damping))
 
 
-def agreed_dimension(kernel: Kernel, partner: Kernel) -> float:
+def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:
     """The largest dimension at which two objectives' scores still confirm each other.
 
     Both see the same influence, each with noise of its own. Let the one keep d directions, and ask at which dimension
@@ -106,10 +105,10 @@ def agreed_dimension(kernel: Kernel, partner: Kernel) -> float:
     where they are noise, which the other does not share, it is less. The answer is the last d, before the two ask for
     less than CONFIRMED of it.
     """
-    most = min(len(kernel.eigenvalues), len(partner.eigenvalues)) / 2
+    most = min(len(kernel.eigenvalues), len(compared.eigenvalues)) / 2
     dimensions = np.geomspace(min(4, most / 2), most, TRIED)
-    rows = stream("auto damping").permutation(len(kernel.train))[:ASKED]
-    own, other = (scores_of_others(one, rows, dimensions) for one in (kernel, partner))
+    rows = stream("auto damping").permutation(len(kernel))[:ASKED]
+    own, other = (scores_of_others(one, rows, dimensions) for one in (kernel, compared))
     agreement = np.einsum("irn,jrn->ij", own, other, optimize=True)  # [own dimensions, the other's]
     answers = (_peaks(agreement) + _peaks(agreement.T)) / 2 - np.arange(TRIED)  # in steps of the grid
     excess = answers * np.log(dimensions[1] / dimensions[0]) - np.log(CONFIRMED)  # falls as d grows
@@ -129,15 +128,13 @@ def _peaks(curves: Array) -> Array:
     return np.asarray(top + shift.clip(-1, 1), dtype=np.float64)
 
 
-def scores_of_others(kernel: Kernel, rows: NDArray[np.int64], dimensions: Array) -> NDArray[np.float32]:
+def scores_of_others(kernel: Preconditioner, rows: NDArray[np.int64], dimensions: Array) -> NDArray[np.float32]:
     """What every image does for the training images `rows`, standardised: [dimensions, rows, N].
 
     Leaving the image itself out of the kernel would scale the scores of all others alike: only its own is dropped.
     """
-    found = np.empty((len(dimensions), len(rows), len(kernel.train)), dtype=np.float32)
-    for index, dimension in enumerate(dimensions):
-        weights = 1 / (kernel.eigenvalues + damping_of_dimension(kernel, dimension))
-        found[index] = (kernel.train[rows] * weights) @ kernel.train.T
+    coordinates = kernel.train_coordinates(rows)
+    found = np.stack([kernel.scores(coordinates, damping_of_dimension(kernel, one)) for one in dimensions])
     found[:, np.arange(len(rows)), rows] = np.nan
     found -= np.nanmean(found, axis=2, keepdims=True)
     norms = np.sqrt(np.nansum(found**2, axis=2, keepdims=True))

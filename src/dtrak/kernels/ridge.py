@@ -9,10 +9,9 @@ N < k (dual), where b(x) = eᵀΦφ(x) / s. Directions in which the training fea
 out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import scipy.linalg
@@ -20,40 +19,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak.errors import DtrakError
+from dtrak.kernels.preconditioner import EVERY, Array, Rows
 
-Array = NDArray[np.float64]
 ROWS_AT_ONCE = 32  # of float64 temporaries, which then stay in the cache
 
 
-class Rows(Protocol):
-    """Training features that can be read in blocks: a feature store, or anything like it."""
-
-    @property
-    def dim(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def blocks(self) -> Iterable[tuple[range, Tensor]]: ...
-
-
 @dataclass(frozen=True, eq=False)
-class Kernel:
-    """The decomposed training features Φ [N, k], of rank r."""
+class RidgeKernel:
+    """The decomposed training features Φ [N, k], of rank r: the preconditioner with G = ΦᵀΦ."""
 
     eigenvalues: Array  # s [r], positive, rising
     train: Array  # e [N, r]
     directions: Array | None  # V [k, r] in the primal form
     features: Rows
 
+    def __len__(self) -> int:
+        return len(self.train)
+
     @cached_property
     def images(self) -> int:
         """How many training images have a feature: those that were left out count for nothing."""
         return int((self.norms() > 0).sum())
-
-    @property
-    def mean_eigenvalue(self) -> float:
-        """trace(ΦΦᵀ)/N, the unit of relative damping."""
-        return float(self.eigenvalues.sum() / self.images)
 
     def coordinates(self, queries: NDArray[np.float32]) -> Array:
         """b [Q, r] of the query features [Q, k]."""
@@ -65,29 +51,34 @@ class Kernel:
             products[:, rows.start : rows.stop] = wide @ _wide(block).T
         return np.asarray(products @ self.train / self.eigenvalues)
 
-    def scores(self, coordinates: Array, damping: float) -> NDArray[np.float32]:
-        """τ [Q, N] for one absolute λ, from the coordinates of the queries."""
-        return np.asarray((coordinates / (self.eigenvalues + damping)) @ self.train.T, dtype=np.float32)
+    def train_coordinates(self, rows: Sequence[int] | NDArray[np.int64]) -> Array:
+        """b [B, r] of training images, which is e."""
+        return np.asarray(self.train[rows])
 
-    def self_influence(self, damping: float) -> Array:
-        """τ(x^n)_n = Σ_r e_nr² / (s_r + λ) of every training image, [N]: its leverage, from 0 to 1."""
-        return self._squares(1 / (self.eigenvalues + damping))
+    def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> NDArray[np.float32]:
+        """τ [Q, N] for an absolute λ, from the coordinates of the queries."""
+        return np.asarray((coordinates / (self.eigenvalues + damping)) @ self.train[train].T, dtype=np.float32)
 
-    def norms(self) -> Array:
+    def self_influence(self, damping: float, train: slice = EVERY) -> Array:
+        """τ(x^n)_n = Σ_r e_nr² / (s_r + λ), [N]: the leverage of each training image, from 0 to 1."""
+        return self._squares(1 / (self.eigenvalues + damping), train)
+
+    def norms(self, train: slice = EVERY) -> Array:
         """‖φ_n‖, [N]."""
-        return np.sqrt(self._squares(np.ones_like(self.eigenvalues)))
+        return np.sqrt(self._squares(np.ones_like(self.eigenvalues), train))
 
-    def preconditioned_norms(self, damping: float) -> Array:
+    def preconditioned_norms(self, damping: float, train: slice = EVERY) -> Array:
         """‖(ΦᵀΦ + λI)⁻¹φ_n‖, [N]."""
-        return np.sqrt(self._squares((self.eigenvalues + damping) ** -2))
+        return np.sqrt(self._squares((self.eigenvalues + damping) ** -2, train))
 
-    def _squares(self, weights: Array) -> Array:
+    def _squares(self, weights: Array, train: slice) -> Array:
         """Σ_r e_nr² w_r, [N]."""
-        starts = range(0, len(self.train), ROWS_AT_ONCE)
-        return np.concatenate([self.train[start : start + ROWS_AT_ONCE] ** 2 @ weights for start in starts])
+        chosen = self.train[train]
+        starts = range(0, len(chosen), ROWS_AT_ONCE)
+        return np.concatenate([chosen[start : start + ROWS_AT_ONCE] ** 2 @ weights for start in starts])
 
 
-def decompose(features: Rows) -> Kernel:
+def decompose(features: Rows) -> RidgeKernel:
     """Read the features Φ [N, k] in blocks and decompose the smaller of ΦᵀΦ and ΦΦᵀ."""
     count, dim = len(features), features.dim
     primal = dim <= count
@@ -102,11 +93,11 @@ def decompose(features: Rows) -> Kernel:
     if not primal:
         vectors *= np.sqrt(eigenvalues)
         vectors[nothing] = 0  # and not the rounding of others
-        return Kernel(eigenvalues, vectors, None, features)
+        return RidgeKernel(eigenvalues, vectors, None, features)
     train = np.empty((count, len(eigenvalues)))
     for rows, block in features.blocks():
         np.matmul(_wide(block), vectors, out=train[rows.start : rows.stop])
-    return Kernel(eigenvalues, train, vectors, features)
+    return RidgeKernel(eigenvalues, train, vectors, features)
 
 
 def _inner_gram(features: Rows) -> Array:

@@ -2,26 +2,27 @@
 
 import numpy as np
 
+from dtrak.inputs.arrays import KernelInput
+from dtrak.inputs.gradients import Gradients
 from dtrak.kernels.damping import Damping
-from dtrak.kernels.ridge import Array
-from dtrak.methods.inputs import Vectors
-from dtrak.methods.method import Gradients, Method, Values
+from dtrak.kernels.preconditioner import Array
+from dtrak.methods.method import Method, Values
 
 
-def kernel_scores(vectors: Vectors, damping: Damping) -> Values:
+def kernel_scores(vectors: KernelInput, damping: Damping) -> Values:
     """τ(x)_n = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ φ_n."""
-    return vectors.kernel.scores(vectors.coordinates, vectors.absolute(damping))
+    return vectors.kernel.scores(vectors.coordinates, vectors.absolute(damping), vectors.chosen)
 
 
-def relative_scores(vectors: Vectors, damping: Damping) -> Values:
+def relative_scores(vectors: KernelInput, damping: Damping) -> Values:
     """τ(x)_n = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ φ_n / ‖(ΦᵀΦ + λI)⁻¹ φ_n‖."""
-    norms = vectors.kernel.preconditioned_norms(vectors.absolute(damping))
+    norms = vectors.kernel.preconditioned_norms(vectors.absolute(damping), vectors.chosen)
     return _divided(kernel_scores(vectors, damping), norms)
 
 
-def renormalized_scores(vectors: Vectors, damping: Damping) -> Values:
+def renormalized_scores(vectors: KernelInput, damping: Damping) -> Values:
     """τ(x)_n = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ φ_n / ‖φ_n‖."""
-    return _divided(kernel_scores(vectors, damping), vectors.kernel.norms())
+    return _divided(kernel_scores(vectors, damping), vectors.kernel.norms(vectors.chosen))
 
 
 def _divided(scores: Values, norms: Array) -> Values:
@@ -29,13 +30,21 @@ def _divided(scores: Values, norms: Array) -> Values:
     return np.divide(scores, norms, out=np.zeros_like(scores), where=norms > 0, dtype=np.float64, casting="same_kind")
 
 
-TRAK = Method("trak", "kernel of the gradients of the training loss", Gradients(), kernel_scores, damped=True)
+TRAK = Method(
+    "trak",
+    "kernel of the gradients of the training loss",
+    Gradients(),
+    kernel_scores,
+    damped=True,
+    tells_self_influence=True,
+)
 D_TRAK = Method(
     "d-trak",
     "the same kernel with the gradients of L_Square, or of any objective",
     Gradients("square", any_objective=True),
     kernel_scores,
     damped=True,
+    tells_self_influence=True,
 )
 MIXED_TRAK = Method(
     "mixed-trak",
@@ -43,6 +52,7 @@ MIXED_TRAK = Method(
     Gradients("square", also=("simple", "interpolated(0)", "avg")),
     kernel_scores,
     damped=True,
+    tells_self_influence=True,
 )
 RELATIVE_IF = Method(
     "relative-if",
@@ -57,12 +67,17 @@ RENORMALIZED_IF = Method(
 JOURNEY_TRAK = Method(
     "journey-trak",
     "trak with the query's gradients along its sampling trajectory, or at one step",
-    Gradients(journey=True),
+    Gradients(along_trajectory=True),
     kernel_scores,
     damped=True,
 )
 TRAK_ENSEMBLE = Method(
-    "trak-ensemble", "the mean of trak over retrained models", Gradients(models="retrained"), kernel_scores, damped=True
+    "trak-ensemble",
+    "the mean of trak over retrained models",
+    Gradients(models="retrained"),
+    kernel_scores,
+    damped=True,
+    tells_self_influence=True,
 )
 D_TRAK_ENSEMBLE = Method(
     "d-trak-ensemble",
@@ -70,11 +85,12 @@ D_TRAK_ENSEMBLE = Method(
     Gradients("square", any_objective=True, models="retrained"),
     kernel_scores,
     damped=True,
+    tells_self_influence=True,
 )
 JOURNEY_TRAK_ENSEMBLE = Method(
     "journey-trak-ensemble",
     "the mean of journey-trak over retrained models",
-    Gradients(models="retrained", journey=True),
+    Gradients(models="retrained", along_trajectory=True),
     kernel_scores,
     damped=True,
 )

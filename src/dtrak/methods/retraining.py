@@ -6,22 +6,20 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LassoCV, RidgeCV
 
-from dtrak.errors import UsageError
+from dtrak.inputs.arrays import RetrainedLosses
+from dtrak.inputs.outcomes import Outcomes
 from dtrak.kernels.damping import Damping
-from dtrak.kernels.ridge import Array
-from dtrak.methods.inputs import RetrainedLosses
-from dtrak.methods.method import Method, Outcomes, Values
+from dtrak.kernels.preconditioner import Array
+from dtrak.methods.method import Method, Values
 from dtrak.progress import progress_bar
 
 STRENGTHS = np.logspace(-2, 5, 22)  # of ridge regression; the masks' columns have a variance of ¼
-FEWEST_MODELS = 4
 
 
 def empirical_influence(outcomes: RetrainedLosses, damping: Damping) -> Values:
     """τ(x)_n = mean loss of x over models trained without n − mean loss over models trained with n."""
     masks = outcomes.masks.astype(np.float64)
     losses = outcomes.losses.astype(np.float64)
-    check_enough(outcomes)
     with_it = losses.T @ masks / masks.sum(0).clip(min=1)
     without = losses.T @ (1 - masks) / (1 - masks).sum(0).clip(min=1)
     always_or_never = masks.all(0) | ~masks.any(0)  # nothing to compare
@@ -30,14 +28,12 @@ def empirical_influence(outcomes: RetrainedLosses, damping: Damping) -> Values:
 
 def datamodel(outcomes: RetrainedLosses, damping: Damping) -> Values:
     """τ(x) = −w of the ridge regression  loss(x) ≈ w·mask + c,  its strength chosen by leave-one-out for each query."""
-    check_enough(outcomes)
     fitted = RidgeCV(STRENGTHS, alpha_per_target=True).fit(*_regression(outcomes))
     return np.asarray(-fitted.coef_.reshape(outcomes.losses.shape[1], -1), dtype=np.float32)
 
 
 def datamodel_lasso(outcomes: RetrainedLosses, damping: Damping) -> Values:
     """τ(x) = −w of the lasso  loss(x) ≈ w·mask + c,  its strength chosen by cross-validation for each query."""
-    check_enough(outcomes)
     masks, losses = _regression(outcomes)
     folds = min(5, len(masks))
     with warnings.catch_warnings():
@@ -53,11 +49,6 @@ def datamodel_lasso(outcomes: RetrainedLosses, damping: Damping) -> Values:
 
 def _regression(outcomes: RetrainedLosses) -> tuple[Array, Array]:
     return outcomes.masks.astype(np.float64), outcomes.losses.astype(np.float64)
-
-
-def check_enough(outcomes: RetrainedLosses) -> None:
-    if len(outcomes.masks) < FEWEST_MODELS:
-        raise UsageError(f"{len(outcomes.masks)} retrained models are too few to compare: at least {FEWEST_MODELS}")
 
 
 EMPIRICAL_INFLUENCE = Method(

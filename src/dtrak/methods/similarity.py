@@ -2,10 +2,13 @@
 
 import numpy as np
 
+from dtrak.inputs.arrays import Vectors
+from dtrak.inputs.embeddings import Embeddings
+from dtrak.inputs.gradients import Gradients
+from dtrak.inputs.pixels import Pixels
 from dtrak.kernels.damping import Damping
-from dtrak.kernels.ridge import Array
-from dtrak.methods.inputs import Vectors
-from dtrak.methods.method import Embeddings, Gradients, Method, Pixels, Values
+from dtrak.kernels.preconditioner import Array
+from dtrak.methods.method import Method, Values
 
 
 def dot(vectors: Vectors, damping: Damping) -> Values:

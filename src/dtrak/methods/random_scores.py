@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from dtrak.inputs.arrays import Counts
+from dtrak.inputs.pixels import Nothing
 from dtrak.kernels.damping import Damping
-from dtrak.methods.inputs import Counts
-from dtrak.methods.method import Method, Nothing, Values
+from dtrak.methods.method import Method, Values
 from dtrak.noise import stream
 
 
@@ -13,4 +14,4 @@ def random_scores(counts: Counts, damping: Damping) -> Values:
     return stream(counts.seed, "random").standard_normal((counts.queries, counts.train), dtype=np.float32)
 
 
-RANDOM = Method("random", "the control", Nothing(), random_scores)
+RANDOM = Method("random", "random numbers, for comparison", Nothing(), random_scores)

@@ -1,0 +1,85 @@
+"""From a question to a task: everything is opened and checked before anything takes its time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Union
+
+from dtrak.devices import devices
+from dtrak.engines import Engine
+from dtrak.errors import UsageError
+from dtrak.gradients.objectives import get_objective
+from dtrak.images.images import Images, load_images
+from dtrak.inputs.gradients import Gradients
+from dtrak.inputs.settings import Settings
+from dtrak.inputs.task import Task
+from dtrak.kernels.damping import Damping
+from dtrak.methods import EVERY_METHOD, Method, chosen_methods, needed_by
+from dtrak.progress import say
+
+if TYPE_CHECKING:
+    from dtrak.models import DiffusionModel
+
+Model = Union["DiffusionModel", str, Path]  # a model, or what `load_model` takes
+Data = Images | str | Path  # images, or what `load_images` takes
+
+
+def prepare(
+    model: Model,
+    train: Data,
+    queries: Data,
+    methods: Sequence[str],
+    settings: Settings,
+    folder: Path,
+    device: str | None = None,
+    engine: Engine | None = None,
+    *,
+    tries_dampings: bool = False,
+) -> tuple[Task, list[Method]]:
+    """The task and its methods; of `all` methods, those that lack nothing. The work comes with the first score.
+
+    With `tries_dampings`, dampings will be tried that compare no objectives, whatever the settings say.
+    """
+    from dtrak.models import DiffusionModel, load_model
+
+    chosen = chosen_methods(methods)
+    check_objective(chosen, settings.objective)
+    if not isinstance(model, DiffusionModel):
+        model, device = load_model(str(model)), device or devices()[0]
+    train = train if isinstance(train, Images) else load_images(str(train))
+    queries = queries if isinstance(queries, Images) else load_images(str(queries))
+    if model.prompts is not None:
+        model.prompts.check(train)
+    model = model.fitted_to(train.shape)
+    model.check_fits(queries.shape, queries.source)
+    model.to(device or model.device)
+    task = Task(model, train, queries, settings, folder, {}, engine)
+    chosen = _possible(task, chosen) if list(methods) == [EVERY_METHOD] else _checked(task, chosen)
+    damping = None if tries_dampings else Damping.parse(settings.damping)
+    return task.needing(needed_by(chosen, settings.objective, damping)), chosen
+
+
+def _checked(task: Task, methods: list[Method]) -> list[Method]:
+    for one in methods:
+        one.source.check(task)
+    return methods
+
+
+def _possible(task: Task, methods: list[Method]) -> list[Method]:
+    """Those of the methods that lack nothing; says what the others lack."""
+    found = []
+    for one in methods:
+        try:
+            one.source.check(task)
+            found.append(one)
+        except UsageError as error:
+            say(f"Left out: {one.name}: {error}")
+    return found
+
+
+def check_objective(methods: Sequence[Method], asked: str | None) -> None:
+    """Refuse an objective that does not exist or that none of the methods can take."""
+    if asked is None:
+        return
+    get_objective(asked)
+    if not any(isinstance(one.source, Gradients) and asked in one.source.objectives(asked)[:1] for one in methods):
+        raise UsageError(f"{methods[0].name} does not take the objective {asked!r}: d-trak does")

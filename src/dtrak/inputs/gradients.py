@@ -1,0 +1,226 @@
+"""Projected gradients of one or several objectives, by one model or by each of several.
+
+Gradients that several methods need are computed in one pass and lie in one store.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dtrak.errors import UsageError
+from dtrak.features.store import Cost, FeatureStore
+from dtrak.inputs.arrays import TrainingKernel, Vectors
+from dtrak.inputs.needs import GradientUse, Models
+from dtrak.inputs.outcomes import benchmark_of
+from dtrak.inputs.task import Source, Task
+from dtrak.kernels import PRECONDITIONERS
+from dtrak.kernels.damping import compared_objective
+from dtrak.kernels.preconditioner import Preconditioner
+from dtrak.noise import stable_hash
+
+if TYPE_CHECKING:
+    from dtrak.features.inputs import ModelInputs
+    from dtrak.features.trajectories import Trajectories
+    from dtrak.models import DiffusionModel
+
+Stores = dict[str, FeatureStore]  # by objective
+DRAWS_AT_ONE_STEP = 10  # noises where journey-trak asks about one step alone
+MODELS: dict[Models, tuple[str, str]] = {  # what they need and cost, in words
+    "final": ("the model", ""),
+    "checkpoints": ("checkpoints", "4 × "),
+    "retrained": ("models retrained on halves", "S trainings and S × "),
+}
+
+
+@dataclass(frozen=True)
+class Gradients(Source):
+    """Gradients of training images and of queries."""
+
+    objective: str = "simple"
+    any_objective: bool = False  # whether the user may ask for another
+    also: tuple[str, ...] = ()  # objectives whose scores are averaged with those of the first, which sets their λ
+    models: Models = "final"
+    along_trajectory: bool = False  # whether the queries' are taken along their sampling trajectories
+    preconditioner: str = "ridge"
+
+    @property
+    def needs(self) -> str:  # type: ignore[override]
+        return MODELS[self.models][0] + " and the queries' seeds" * self.along_trajectory
+
+    @property
+    def cost(self) -> str:  # type: ignore[override]
+        return MODELS[self.models][1] + f"{1 + len(self.also)} × " * bool(self.also) + "K gradients per image"
+
+    @property
+    def uses_retrained(self) -> bool:  # type: ignore[override]
+        return self.models == "retrained"
+
+    def objectives(self, asked: str | None) -> tuple[str, ...]:
+        """The objectives, the one that λ is set for first: the one asked for, where the user has the choice."""
+        first = asked if asked is not None and self.any_objective else self.objective
+        return (first, *self.also)
+
+    def use(self, asked: str | None, damped: bool) -> GradientUse:
+        return GradientUse(self.models, self.objectives(asked), self.along_trajectory, damped)
+
+    def check(self, task: Task) -> None:
+        members(task, self.models)
+        if self.along_trajectory:
+            _trajectories(task).check()
+
+    def inputs(self, task: Task) -> Iterator[Vectors]:
+        for member in range(len(members(task, self.models))):
+            first: TrainingKernel | None = None
+            for objective in self.objectives(task.settings.objective):
+                vectors = self._vectors(task, member, objective, first)
+                first = first or vectors.training
+                yield vectors
+
+    def feature_cost(self, task: Task) -> Cost:
+        """Of the features behind a method's scores, shared ones in parts."""
+        of_each = [
+            cost
+            for member in range(len(members(task, self.models)))
+            for cost in self._costs(task, member, self.objectives(task.settings.objective))
+        ]
+        return sum(of_each, Cost())
+
+    def _costs(self, task: Task, member: int, objectives: tuple[str, ...]) -> Iterator[Cost]:
+        train = _train_stores(task, self.models, member)
+        compared = compared_objective(objectives[0])
+        of_train = {*objectives, *([compared] if compared in _compared(task, self.models) else [])}
+        yield from (train[one].cost for one in of_train)
+        queries = _query_stores(task, self.models, member, self.along_trajectory)
+        yield from (queries[one].cost for one in objectives)
+
+    def seconds(self, task: Task) -> float:
+        cost = self.feature_cost(task)
+        return cost.gradients + cost.projection
+
+    def retrained_models(self, task: Task) -> int:
+        return len(members(task, self.models)) if self.uses_retrained else 0
+
+    def _vectors(self, task: Task, member: int, objective: str, first: TrainingKernel | None) -> Vectors:
+        train = _train_stores(task, self.models, member)
+        queries = _query_stores(task, self.models, member, self.along_trajectory)
+        return Vectors(train[objective], queries[objective].numpy(), self._training(task, train, objective, first))
+
+    def _training(self, task: Task, train: Stores, objective: str, first: TrainingKernel | None) -> TrainingKernel:
+        """The kernel of an objective; that of the model itself is kept, several models' would fill the memory."""
+
+        def kernel(of: str) -> Preconditioner:
+            fit = partial(PRECONDITIONERS.choose(self.preconditioner), train[of])
+            key = ("kernel", self.preconditioner, of)
+            return task.once_for_training(key, fit) if self.models == "final" else fit()
+
+        def make() -> TrainingKernel:
+            other = compared_objective(objective)
+            compared = partial(kernel, other) if first is None and other in train else None
+            return TrainingKernel(partial(kernel, objective), compared, first)
+
+        if self.models != "final":
+            return make()
+        led_by = None if first is None else self.objectives(task.settings.objective)[0]
+        return task.once_for_training(("damped kernel", self.preconditioner, objective, led_by), make)
+
+
+def _compared(task: Task, models: Models) -> tuple[str, ...]:
+    """Objectives of training images that no query needs: only damping compares with them."""
+    needed = task.needed[models]
+    return tuple(one for one in needed.train if one not in needed.all_of_queries)
+
+
+def members(task: Task, models: Models) -> list[Path | None]:
+    """Where the models lie whose gradients count; None is the model itself."""
+    match models:
+        case "final":
+            return [None]
+        case "checkpoints":
+            return [*evenly_spaced(task.settings.checkpoints, task.settings.checkpoint_count)]
+        case "retrained":
+            benchmark = benchmark_of(task)
+            subsets = task.settings.subsets or len(benchmark.masks)
+            found = [path for subset, path in benchmark.retrained.items() if subset < subsets]
+            if not found:
+                raise UsageError(f"{benchmark.folder} did not keep its retrained models: make it with --keep-models")
+            return [*found[: task.settings.ensemble_size]]
+
+
+def evenly_spaced(folder: Path | None, count: int) -> list[Path]:
+    """`count` of the models in a folder, the last among them, in the order of the numbers in their names."""
+    if folder is None:
+        raise UsageError("there are no checkpoints of the training: give their folder as --checkpoints")
+    folder = Path(folder)
+    found = [path for path in folder.glob("[!.]*") if path.is_dir()]
+    if not found:
+        raise UsageError(f"no checkpoints in {folder}: it holds no folders of models")
+    found.sort(key=lambda path: ([int(number) for number in re.findall(r"\d+", path.name)], path.name))
+    ends = np.linspace(0, len(found), min(count, len(found)) + 1)[1:]
+    return [found[round(end) - 1] for end in ends]
+
+
+def _trajectories(task: Task) -> "Trajectories":
+    from dtrak.features.trajectories import Trajectories
+
+    wanted = task.settings
+    make = partial(Trajectories, task.model, task.queries, wanted.ddim_steps, wanted.step, wanted.guidance)
+    return task.once("trajectories", make)
+
+
+def _train_stores(task: Task, models: Models, member: int) -> Stores:
+    """The features of the training images by one model, for all methods that need them."""
+    make = partial(_featurize, task, models, member, task.train_inputs, task.needed[models].train, task.folder, "train")
+    return task.once_for_training(("train", models, member), make)
+
+
+def _query_stores(task: Task, models: Models, member: int, along_trajectory: bool) -> Stores:
+    """The same of the queries, as they are or along their trajectories."""
+    needed, folder = task.needed[models], task.folder_of_queries
+
+    def make() -> Stores:
+        if not along_trajectory:
+            name = f"queries-{task.queries.fingerprint[:8]}"
+            return _featurize(task, models, member, task.query_inputs, needed.queries, folder, name)
+        trajectories, draws = _trajectories(task), None if task.settings.step is None else DRAWS_AT_ONE_STEP
+        name = f"journeys-{trajectories.fingerprint[:8]}"
+        return _featurize(task, models, member, trajectories, needed.trajectories, folder, name, draws)
+
+    return task.once(("queries", models, member, along_trajectory), make)
+
+
+def _featurize(
+    task: Task,
+    models: Models,
+    member: int,
+    images: "ModelInputs | Trajectories",
+    objectives: Sequence[str],
+    folder: Path,
+    name: str,
+    draws: int | None = None,
+) -> Stores:
+    """The features of images by one of the models; each model has a folder and a projection of its own."""
+    from dtrak.features.featurizing import featurize
+
+    model, path, settings = task.model, members(task, models)[member], task.settings.features
+    if path is not None:
+        model, folder = _loaded(task, path), folder / path.name
+        settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
+    if draws is not None:
+        settings = replace(settings, draws=draws)
+    return featurize(model, images, objectives, settings, folder, name, task.engine)
+
+
+def _loaded(task: Task, path: Path) -> "DiffusionModel":
+    """One of several models; only the last one that was asked for stays in memory."""
+    from dtrak.models import load_model
+
+    kept: dict[Path, DiffusionModel] = task.once_for_training("loaded model", dict)
+    if path not in kept:
+        kept.clear()
+        kept[path] = load_model(str(path)).fitted_to(task.train.shape).to(task.model.device)
+    return kept[path]

@@ -1,0 +1,53 @@
+"""What models retrained on halves of the training images made of the queries, from a benchmark folder."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dtrak.errors import UsageError
+from dtrak.inputs.arrays import RetrainedLosses
+from dtrak.inputs.benchmark import Benchmark
+from dtrak.inputs.task import Source, Task
+
+FEWEST_MODELS = 4  # that can be compared
+
+
+@dataclass(frozen=True)
+class Outcomes(Source):
+    """The losses of the queries under retrained models, and who was in each one's training set."""
+
+    needs: str = "losses under models retrained on halves"
+    cost: str = "S trainings"
+    uses_retrained = True
+
+    def check(self, task: Task) -> None:
+        found = len(self._losses(task).masks)
+        if found < FEWEST_MODELS:
+            raise UsageError(f"{found} retrained models are too few to compare: at least {FEWEST_MODELS}")
+
+    def inputs(self, task: Task) -> Iterator[RetrainedLosses]:
+        self.check(task)
+        yield self._losses(task)
+
+    def retrained_models(self, task: Task) -> int:
+        return len(self._losses(task).masks)
+
+    def _losses(self, task: Task) -> RetrainedLosses:
+        return task.once("outcomes", lambda: _read(task))
+
+
+def _read(task: Task) -> RetrainedLosses:
+    first, benchmark = slice(task.settings.subsets), benchmark_of(task)
+    return RetrainedLosses(benchmark.masks[first], benchmark.losses_of(task.queries, task.settings.output)[first])
+
+
+def benchmark_of(task: Task) -> Benchmark:
+    """The folder of retrained models that the user gave, which must be of the task's training images."""
+
+    def open_it() -> Benchmark:
+        if task.settings.retrained is None:
+            raise UsageError("there are no retrained models: give a benchmark folder as --retrained")
+        benchmark = Benchmark.open(task.settings.retrained)
+        benchmark.check_train(task.train)
+        return benchmark
+
+    return task.once_for_training("benchmark", open_it)
