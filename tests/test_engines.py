@@ -100,25 +100,25 @@ def rest(context: Counted, job: int) -> int:
 
 @pytest.fixture(scope="module")
 def ray_nodes() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
+    # Ray keeps all its files in the folder; tmp_path is too long for the names of sockets.
+    with TemporaryDirectory(prefix="ray-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_health_check_period_ms", "500")
-        patch.setenv("PYTHONPATH", str(TESTS))
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         from ray.cluster_utils import Cluster
 
         settings = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
         cluster = Cluster()
-        with TemporaryDirectory() as folder:  # tmp_path is too long for the names of sockets
-            try:
-                cluster.add_node(num_cpus=0, temp_dir=folder, **settings)
-                for _ in range(2):
-                    cluster.add_node(num_cpus=1, **settings)
-                yield cluster
-            finally:
-                cluster.shutdown()
+        try:
+            for cpus in (0, 1, 1):
+                cluster.add_node(num_cpus=cpus, **settings)
+            yield cluster
+        finally:
+            cluster.shutdown()
 
 
 @pytest.fixture
