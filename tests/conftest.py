@@ -1,17 +1,16 @@
-"""What the tests share: a tiny recipe, and a run that the command line made from it once."""
+"""What the tests share: a home, a tiny recipe, and a run that the command line made from it once."""
 
 import os
-import signal
 
-# A shell that starts the tests in the background lets them ignore Ctrl-C, and with them the commands that they start.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 # Threads that compute 8×8 images spend their time waiting for each other, all the more on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests have a hub of their own
 
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,6 +18,17 @@ import yaml
 
 from commands import dtrak
 from dtrak.data import Images, load_images
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Nothing comes from the caches and settings in the user's home, and nothing goes there.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        home = TemporaryDirectory(prefix="home-", ignore_cleanup_errors=True)
+        os.environ["HOME"] = home.name
+        config.add_cleanup(home.cleanup)
+    # A shell that starts the tests in the background makes them ignore Ctrl-C, and so the commands that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 TINY: dict[str, Any] = {
     "name": "tiny",
