@@ -1,4 +1,4 @@
-"""What the tests share: a tiny recipe, and a run that the command line made from it once."""
+"""What the tests share: a home, a tiny recipe, and a run that the command line made from it once."""
 
 import os
 
@@ -7,26 +7,40 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests have a hub of their own
 
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import yaml
 
-from commands import dtrak_fresh
+from commands import dtrak
 from dtrak.images.images import Images, load_images
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Nothing comes from the caches and settings in the user's home, and nothing goes there.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        home = TemporaryDirectory(prefix="home-", ignore_cleanup_errors=True)
+        os.environ["HOME"] = home.name
+        config.add_cleanup(home.cleanup)
+    # A shell that starts the tests in the background makes them ignore Ctrl-C, and so the commands that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 TINY: dict[str, Any] = {
     "name": "tiny",
-    "summary": "a U-Net of 17,609 parameters on the embedded digits",
+    "summary": "a U-Net of 7,361 parameters on the embedded digits",
     "data": {"train": "digits:train", "validation": "digits:validation"},
     "model": {
         "unet": {
-            "block_out_channels": [8, 8],
+            "block_out_channels": [8],
             "layers_per_block": 1,
-            "down_block_types": ["DownBlock2D", "DownBlock2D"],
-            "up_block_types": ["UpBlock2D", "UpBlock2D"],
+            "down_block_types": ["DownBlock2D"],
+            "mid_block_type": None,
+            "up_block_types": ["UpBlock2D"],
             "norm_num_groups": 4,
             "dropout": 0.1,
         },
@@ -50,15 +64,10 @@ def tiny_recipe(path: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that `dtrak run` made: model, checkpoints, four pictures, scores and report. Not to be changed.
-
-    What the command said is kept beside it, as `out` and `err`.
-    """
+    """A run that `dtrak run` made: model, checkpoints, four pictures, scores and report. Not to be changed."""
     folder = tmp_path_factory.mktemp("finished")
-    outcome = dtrak_fresh("run", tiny_recipe(folder / "tiny.yaml"), "--out", "run", cwd=folder)
+    outcome = dtrak("run", tiny_recipe(folder / "tiny.yaml"), "--out", "run", cwd=folder)
     assert outcome.code == 0, outcome.err
-    (folder / "out").write_text(outcome.out)
-    (folder / "err").write_text(outcome.err)
     return folder / "run"
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import dtrak
 import tiny
-from dtrak.attribution.benchmark import Benchmark
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.errors import DtrakError, UsageError
 from dtrak.models import ddpm
 

@@ -15,7 +15,7 @@ from dtrak.kernels.damping import (
     scores_of_others,
 )
 from dtrak.kernels.ridge import Kernel, decompose
-from dtrak.methods.inputs import InMemory
+from dtrak.inputs.arrays import InMemory
 
 
 def kernel_of(n: int, k: int, seed: int = 0, scale: float = 1.0) -> Kernel:

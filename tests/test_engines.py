@@ -100,25 +100,25 @@ def rest(context: Counted, job: int) -> int:
 
 @pytest.fixture(scope="module")
 def ray_nodes() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
+    # Ray keeps all its files in the folder; tmp_path is too long for the names of sockets.
+    with TemporaryDirectory(prefix="ray-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_health_check_period_ms", "500")
-        patch.setenv("PYTHONPATH", str(TESTS))
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         from ray.cluster_utils import Cluster
 
         settings = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
         cluster = Cluster()
-        with TemporaryDirectory() as folder:  # tmp_path is too long for the names of sockets
-            try:
-                cluster.add_node(num_cpus=0, temp_dir=folder, **settings)
-                for _ in range(2):
-                    cluster.add_node(num_cpus=1, **settings)
-                yield cluster
-            finally:
-                cluster.shutdown()
+        try:
+            for cpus in (0, 1, 1):
+                cluster.add_node(num_cpus=cpus, **settings)
+            yield cluster
+        finally:
+            cluster.shutdown()
 
 
 @pytest.fixture
@@ -219,7 +219,8 @@ def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
     assert all(there[key].tobytes() == array.tobytes() for key, array in here.items() if key != "seconds")
 
 
-@pytest.mark.parametrize("name", ["process", "pool", "ray"])
+# Where models are retrained on a cluster, above, features find nothing new there.
+@pytest.mark.parametrize("name", ["process", "pool", pytest.param("ray", marks=pytest.mark.slow)])
 def test_features_are_the_same_on_every_engine_bit_for_bit(
     name: str, make: Callable[[str], Engine], finished_run: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 import dtrak
 from commands import dtrak as run_dtrak
 from conftest import tiny_recipe
-from dtrak.attribution.benchmark import Benchmark
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.evaluation.comparison import compare
 from tiny_clip import save_clip
 

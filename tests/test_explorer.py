@@ -26,7 +26,7 @@ from dtrak.explorer.uploads import FORMATS
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.ridge import Kernel, decompose
 from dtrak.methods import METHODS
-from dtrak.methods.inputs import InMemory
+from dtrak.inputs.arrays import InMemory
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.runs.run import Run
 from serving import Server, colourful, encoded, served

@@ -20,7 +20,7 @@ from test_explorer import assert_equal_scores, values
 
 def test_a_full_queue_says_so_and_recovers(own_run: Path) -> None:
     content = yaml.safe_load((own_run / "recipe.yaml").read_text())
-    content["generation"]["steps"] = 100  # so that each takes its time
+    content["generation"]["steps"] = 200  # so that each takes its time
     (own_run / "recipe.yaml").write_text(yaml.safe_dump(content))
     with served(own_run) as server:
         responses = [server.ask(seed=seed) for seed in range(24)]

@@ -222,7 +222,7 @@ def test_nan_in_a_drawn_picture_leaves_those_that_are_there(own_run: Path) -> No
 
 def test_a_file_that_cannot_grow_is_named_and_nothing_is_left_of_it(recipe: MakeRecipe, tmp_path: Path) -> None:
     asked = ("train", recipe(), "--out", "run")
-    outcome = dtrak(*asked, cwd=tmp_path, largest_file=40_000)
+    outcome = dtrak(*asked, cwd=tmp_path, largest_file=20_000)
     assert (outcome.code, outcome.error) == (1, "cannot write run/checkpoints/step-000002: File too large")
     assert content(tmp_path / "run").keys() == {"recipe.yaml", "run.json"}
     assert dtrak(*asked, cwd=tmp_path).code == 0
@@ -254,7 +254,7 @@ def test_a_full_disk_is_named_and_the_work_goes_on_once_there_is_room(
         "--out",
         run,
     )
-    filler.write_bytes(bytes(7_900_000))
+    filler.write_bytes(bytes(8_180_000))
     outcome = dtrak(*asked, cwd=tmp_path)
     assert outcome.code == 1
     assert re.fullmatch(f"cannot write {run}/.*: No space left on device", outcome.error)

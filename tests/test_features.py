@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from commands import dtrak, dtrak_started
+from dtrak.images.images import load_images
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.store import SHARD_ROWS, FeatureStore, Manifest, fill
 
@@ -147,22 +148,29 @@ def test_rows_of_zeros_are_those_left_out(tmp_path: Path) -> None:
     assert store.left_out() == [3, 40]
 
 
-@pytest.fixture
-def question(finished_run: Path, tmp_path: Path) -> tuple[object, ...]:
-    """A question to the tiny model that takes some seconds, over 20 shards."""
-    digits = np.load(_digits(tmp_path, 20 * SHARD_ROWS))
-    assert len(digits["images"]) == 20 * SHARD_ROWS
+@pytest.fixture(scope="module")
+def question(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    """A question to the tiny model that takes a second or two, over 20 shards."""
+    train = tmp_path_factory.mktemp("train") / "digits.npz"
+    np.savez(train, images=load_images("digits:train").pixels(range(20 * SHARD_ROWS)))
     return (
-        "attribute", "--model", finished_run / "model", "--train", tmp_path / "digits.npz",
-        "--queries", finished_run / "generated", "--timesteps", "20", "--projection-dim", "512",
+        "attribute", "--model", finished_run / "model", "--train", train, "--queries", finished_run / "generated",
+        "--timesteps", "4", "--projection-dim", "512",
     )  # fmt: skip
 
 
-def _digits(folder: Path, count: int) -> Path:
-    from dtrak import load_images
+@pytest.fixture(scope="module")
+def whole(question: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the question leaves if nothing disturbs it: `cache` and `scores.npz`."""
+    folder = tmp_path_factory.mktemp("whole")
+    outcome = dtrak(*question, "--cache", "cache", "--out", "scores.npz", cwd=folder)
+    assert outcome.code == 0, outcome.err
+    return folder
 
-    np.savez(folder / "digits.npz", images=load_images("digits:train").pixels(range(count)))
-    return folder / "digits.npz"
+
+def stores(cache: Path) -> dict[str, dict[str, bytes]]:
+    """Every file of every store of training images in a cache."""
+    return {folder.name: contents(folder) for folder in cache.glob("train-*")}
 
 
 def wait_for_shards(folder: Path, count: int) -> None:
@@ -172,27 +180,26 @@ def wait_for_shards(folder: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_killed_again_and_again_the_run_ends_with_the_same_bytes(question: tuple[object, ...], tmp_path: Path) -> None:
-    whole = dtrak(*question, "--cache", "whole", "--out", "whole.npz", cwd=tmp_path)
-    assert whole.code == 0, whole.err
+def test_killed_again_and_again_the_run_ends_with_the_same_bytes(
+    question: tuple[object, ...], whole: Path, tmp_path: Path
+) -> None:
     random = np.random.default_rng()
     for survived in (2, 7, 13):
         with dtrak_started(*question, "--cache", "killed", "--out", "killed.npz", cwd=tmp_path) as command:
             wait_for_shards(tmp_path / "killed", survived)
-            time.sleep(random.uniform(0, 0.2))
+            time.sleep(random.uniform(0, 0.1))
             command.signal(signal.SIGKILL)
             assert command.outcome().code == -signal.SIGKILL
         assert not (tmp_path / "killed.npz").exists()
     outcome = dtrak(*question, "--cache", "killed", "--out", "killed.npz", cwd=tmp_path)
     assert outcome.code == 0, outcome.err
-    assert contents(tmp_path / "killed" / "train-square") == contents(tmp_path / "whole" / "train-square")
-    assert (tmp_path / "killed.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    assert stores(tmp_path / "killed") == stores(whole / "cache")
+    assert (tmp_path / "killed.npz").read_bytes() == (whole / "scores.npz").read_bytes()
 
 
 def test_two_processes_fill_one_store_and_a_dead_ones_share_is_taken_over(
-    question: tuple[object, ...], tmp_path: Path
+    question: tuple[object, ...], whole: Path, tmp_path: Path
 ) -> None:
-    assert dtrak(*question, "--cache", "alone", "--out", "alone.npz", cwd=tmp_path).code == 0
     with (
         dtrak_started(*question, "--cache", "both", "--out", "first.npz", cwd=tmp_path) as first,
         dtrak_started(*question, "--cache", "both", "--out", "second.npz", cwd=tmp_path) as second,
@@ -202,9 +209,9 @@ def test_two_processes_fill_one_store_and_a_dead_ones_share_is_taken_over(
         third.signal(signal.SIGKILL)
         assert first.outcome().code == 0, first.outcome().err
         assert second.outcome().code == 0, second.outcome().err
-    assert contents(tmp_path / "both" / "train-square") == contents(tmp_path / "alone" / "train-square")
-    np.testing.assert_array_equal(np.load(tmp_path / "first.npz")["values"], np.load(tmp_path / "alone.npz")["values"])
-    np.testing.assert_array_equal(np.load(tmp_path / "second.npz")["values"], np.load(tmp_path / "alone.npz")["values"])
+    assert stores(tmp_path / "both") == stores(whole / "cache")
+    for name in ("first.npz", "second.npz"):
+        assert np.array_equal(np.load(tmp_path / name)["values"], np.load(whole / "scores.npz")["values"])
 
 
 def test_one_cache_serves_several_objectives_and_refuses_another_setting(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.ridge import decompose
 from dtrak.methods import METHODS
-from dtrak.methods.inputs import InMemory, Vectors
+from dtrak.inputs.arrays import InMemory, Vectors
 
 Array = NDArray[np.float64]
 SIMILARITY = ("gradient-dot", "gradient-cosine")

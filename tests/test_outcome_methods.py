@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dtrak.errors import UsageError
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS
-from dtrak.methods.inputs import RetrainedLosses
+from dtrak.inputs.arrays import RetrainedLosses
 from test_benchmark import random_halves
 
 Array = NDArray[np.float64]

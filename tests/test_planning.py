@@ -107,7 +107,7 @@ def test_disk_is_as_much_as_a_run_takes(finished_run: Path) -> None:
         return sum(path.stat().st_size for one in patterns for path in finished_run.glob(one))
 
     weights = taken("model/unet/*.safetensors", "checkpoints/*/unet/*.safetensors")
-    assert steps["train"].disk == 5 * 4 * 17_609 < weights < 1.3 * steps["train"].disk, "headers aside"
+    assert steps["train"].disk == 5 * 4 * 7_361 < weights < 1.3 * steps["train"].disk, "headers aside"
     features = taken("features/*/*/shard-*.safetensors")
     assert steps["features"].disk == 4 * (1000 + 4) * 64 * 4 < features < 1.05 * steps["features"].disk
     with np.load(finished_run / "scores.npz") as scores:
@@ -179,7 +179,7 @@ def test_as_many_images_share_a_pass_as_was_foretold(
     recipe = load_recipe("artbench2", "small", changes)
     layout = lay_out(recipe.model, shape, "tiny")
     memory = int((images + 0.5) * layout.activations / MEMORY_SHARE)
-    monkeypatch.setattr("dtrak.runs.training.total_memory", lambda device: memory)
+    monkeypatch.setattr("dtrak.runs.run.training.total_memory", lambda device: memory)
     settings = RetrainingSettings.going_on(tmp_path, recipe.evaluation, {})
     made = Plan(recipe, 50, 10, shape, layout, torch.device("cpu"), memory, settings)
     paintings = load_images(str(save_paintings(tmp_path / "paintings", 7)))
@@ -264,7 +264,7 @@ def test_a_dry_run_prints_and_leaves_nothing(recipe: MakeRecipe, tmp_path: Path)
     before = sorted(path.name for path in tmp_path.iterdir())
     outcome = dtrak("run", "recipe.yaml", "--dry-run", cwd=tmp_path)
     assert (outcome.code, outcome.err) == (0, "")
-    assert "tiny, into runs/tiny: a U-Net of 17,609 parameters" in outcome.out
+    assert "tiny, into runs/tiny: a U-Net of 7,361 parameters" in outcome.out
     for step in ("train", "generate", "features", "score", "report", "lds: retrain", "counterfactual"):
         assert f"\n {step} " in outcome.out
     assert sorted(path.name for path in tmp_path.iterdir()) == before

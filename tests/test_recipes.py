@@ -302,7 +302,10 @@ def test_an_impossible_network_is_refused_before_anything_is_written(
 
 def test_images_that_the_network_cannot_halve_are_refused(recipe: MakeRecipe, tmp_path: Path) -> None:
     np.savez(tmp_path / "odd.npz", images=np.zeros((3, 9, 9), np.uint8))
-    loaded = load_recipe(str(recipe(data={"train": str(tmp_path / "odd.npz"), "validation": None})))
+    unet = {"block_out_channels": [8, 8], "norm_num_groups": 4}
+    unet |= {"down_block_types": ["DownBlock2D"] * 2, "up_block_types": ["UpBlock2D"] * 2}
+    data = {"train": str(tmp_path / "odd.npz"), "validation": None}
+    loaded = load_recipe(str(recipe(data=data, model={"unet": unet})))
     with pytest.raises(UsageError, match=r"2 blocks halve the images 1 times, but 9×9.* data\.size a multiple of 2"):
         Run.create(tmp_path / "run", loaded)
 

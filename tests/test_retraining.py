@@ -16,7 +16,7 @@ import torch
 
 import tiny
 from commands import processes
-from dtrak.attribution.benchmark import Benchmark
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.engines import make_engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation import outputs as outputs_module

@@ -62,7 +62,7 @@ def test_another_recipe_is_refused_by_the_field_that_differs(own_run: Path, tmp_
 
 def test_what_no_model_depends_on_may_change(own_run: Path, tmp_path: Path) -> None:
     weights = {file: file.stat().st_mtime_ns for file in (own_run / "model").rglob("*")}
-    path = tiny_recipe(tmp_path / "other.yaml", generation={"count": 2}, attribution={"timesteps": 3})
+    path = tiny_recipe(tmp_path / "other.yaml", generation={"count": 2}, attribution={"timesteps": 3, "method": "trak"})
     assert dtrak("run", path, "--out", own_run, cwd=tmp_path).code == 0
     assert {file: file.stat().st_mtime_ns for file in (own_run / "model").rglob("*")} == weights
     assert Run.open(own_run).recipe.generation.count == 2

@@ -83,7 +83,7 @@ def test_a_batch_that_does_not_fit_goes_through_in_parts(
     """The step is that of the whole batch."""
     whole = make_trainer(gradient_clip=1e9)
     memory = (fitting + 0.5) * whole.bytes_per_image / MEMORY_SHARE
-    monkeypatch.setattr("dtrak.runs.training.total_memory", lambda device: int(memory))
+    monkeypatch.setattr("dtrak.runs.run.training.total_memory", lambda device: int(memory))
     split = make_trainer(gradient_clip=1e9)
     gradients, sizes = [], []
     split.model.network.register_forward_hook(lambda module, inputs, output: sizes.append(len(inputs[0])))
@@ -199,11 +199,11 @@ def test_a_subset_is_all_that_is_trained_on(recipe: MakeRecipe, tmp_path: Path, 
 
 
 def test_killed_again_and_again_it_ends_with_the_same_weights_bit_for_bit(recipe: MakeRecipe, tmp_path: Path) -> None:
-    asked = ("train", recipe(training={"epochs": 10, "checkpoints": 10}))
+    asked = ("train", recipe(training={"epochs": 8, "checkpoints": 8}))
     assert dtrak(*asked, "--out", "whole", cwd=tmp_path).code == 0
     run, dice = tmp_path / "killed", random.Random(0)
     starts: list[int] = []
-    for _ in range(4):
+    for _ in range(3):
         before = len(list(run.glob("checkpoints/step-*")))
         with dtrak_started(*asked, "--out", "killed", cwd=tmp_path) as command:
             while command.runs and len(list(run.glob("checkpoints/step-*"))) <= before:

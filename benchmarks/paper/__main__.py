@@ -24,7 +24,7 @@ import page
 from drawings import Drawing
 from study import Study
 
-from dtrak.attribution.benchmark import Benchmark
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.evaluation.lds import ceiling
 from dtrak.files import write_text
 from dtrak.report.figures import save_figure

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from dtrak import DiffusionModel, attribute
 from dtrak.attribution.attributing import gather
-from dtrak.attribution.benchmark import Benchmark
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.evaluation.comparison import compare
 from dtrak.evaluation.lds import bootstrap, evaluate_lds, mean_lds
 from dtrak.features.featurizing import feature_settings, featurize
 from dtrak.files import write_text
 from dtrak.kernels.damping import GRIDS, Damping
 from dtrak.methods import get_method
-from dtrak.methods.inputs import InMemory, Vectors
+from dtrak.inputs.arrays import InMemory, Vectors
 from dtrak.models import load_model
 from dtrak.noise import stable_hash
 from dtrak.tables import Cell

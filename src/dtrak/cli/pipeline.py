@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrak.attribution.attributing import attribute, check_objective, gather
-from dtrak.attribution.benchmark import Benchmark
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.attribution.evidence import Evidence
 from dtrak.attribution.scores import Scores, load_scores, save_scores
 from dtrak.engines import Engine

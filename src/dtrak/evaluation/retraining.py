@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from dtrak.attribution.benchmark import QUERIES, losses_file
+from dtrak.inputs.benchmark import QUERIES, losses_file
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError, choose
 from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, model_of, read_whole, retrained, threads_per_job

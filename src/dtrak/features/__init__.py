@@ -11,7 +11,7 @@ __all__ = ["FeatureStore", "Manifest"]
 def __getattr__(name: str) -> Any:
     """Import on first use: encoders and their names are known without torch."""
     if name in __all__:
-        from dtrak.features import store
+        from dtrak.features.store import store
 
         return getattr(store, name)
     raise AttributeError(f"module 'dtrak.features' has no attribute {name!r}")
