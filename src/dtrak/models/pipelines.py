@@ -128,11 +128,10 @@ def whole_weights(kind: Any, folder: Path, source: str) -> Any:
         use_safetensors=ending == "safetensors",
         output_loading_info=True,
     )
-    if unused := sorted(name for name in found["unexpected_keys"] if not name.endswith("position_ids")):
-        if issubclass(kind, ModelMixin):
-            raise UsageError(
-                f"cannot load the model {source!r}: its weights have {unused[0]}, for which its config.json has no place"
-            )
+    if issubclass(kind, ModelMixin) and (unused := sorted(found["unexpected_keys"])):
+        raise UsageError(
+            f"cannot load the model {source!r}: its weights have {unused[0]}, for which its config.json has no place"
+        )
     if missing := sorted(name for name in found["missing_keys"] if not name.endswith("position_ids")):
         raise UsageError(
             f"cannot load the model {source!r}: its weights lack {missing[0]}, which its config.json needs"
@@ -157,8 +156,8 @@ def check_index(folder: Path, source: str, supported: Sequence[str]) -> None:
     kind = read_config(folder, index, source).get("_class_name")
     if kind not in supported:
         raise UsageError(
-            f"{source} is a {kind}: only {', '.join((*UNCONDITIONAL, *CONDITIONAL))} are supported; wrap the network of "
-            "another in dtrak.DiffusionModel"
+            f"{source} is a {kind}: {', '.join((*UNCONDITIONAL, *CONDITIONAL))} are supported; of another pipeline, "
+            "wrap the network in dtrak.DiffusionModel"
         )
 
 
