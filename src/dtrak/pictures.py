@@ -111,8 +111,11 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
 def is_whole(path: Path, shape: tuple[int, int, int]) -> bool:
     """Whether a file is a picture of `shape` (C, H, W) that can be decoded to its end."""
     channels, height, width = shape
+    picture = Picture(str(path), path)
     try:
-        return Picture(str(path), path).pixels(channels, None, None).shape == (height, width, channels)
+        with naming(picture.name, DtrakError), picture.open() as image:
+            image.verify()  # checksums, up to the end of the file; pixels have to be read by themselves
+        return picture.pixels(channels, None, None).shape == (height, width, channels)
     except DtrakError:
         return False
 

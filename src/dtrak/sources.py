@@ -25,6 +25,7 @@ from dtrak.selection import chosen_rows
 
 IMAGE_EXTENSIONS = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
+TOLD = ("prompt", "caption", "text", "seed")  # keys of an .npz file that change what a model is told or draws
 CELEBA_SPLITS = {"train": "0", "validation": "1", "test": "2"}  # as list_eval_partition.txt has them
 ARTBENCH_SPLITS = ["train", "test"]
 
@@ -104,6 +105,9 @@ def _npz(path: str) -> Found:
 
     reserved = ("images", "ids", "labels", "label_names")
     columns = {key: a for key, a in arrays.items() if key not in reserved and a is not None and a.shape == ids.shape}
+    for key in TOLD:
+        if key in arrays and (key not in columns or columns[key].dtype.kind not in "iufU"):
+            refuse(key, f"text or numbers [{len(pixels)}]")
     if "labels" in arrays:
         columns["label"] = one_per_image("labels")
         names = arrays.get("label_names")

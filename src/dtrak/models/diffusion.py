@@ -85,8 +85,9 @@ class DiffusionModel:
         if self.prompts is None:
             return View(images, latents)
         texts = self.prompts.of(images)
-        different, which = np.unique(np.array(texts), return_inverse=True)
-        return View(images, latents, texts, embeddings_of(self.prompts.encoder, different.tolist(), folder), which)
+        place_of = {text: place for place, text in enumerate(sorted(set(texts)))}
+        which = np.array([place_of[text] for text in texts])
+        return View(images, latents, texts, embeddings_of(self.prompts.encoder, list(place_of), folder), which)
 
     def denoiser(self) -> "DiffusionModel":
         """The model without what only makes views of images: all that gradients need."""
