@@ -59,8 +59,6 @@ def common_shape(
     headers = [picture.header() for picture in pictures]
     first_size = headers[0][1]
     for picture, (mode, (width, height)) in zip(pictures, headers, strict=True):
-        if not width or not height:
-            raise UsageError(f"{picture.name} is {width}x{height} pixels: there is nothing in it")
         if mode in ("I", "F"):
             raise UsageError(f"{picture.name} has 32 bits per pixel: convert it to 8 or 16")
         if channels == 1 and mode not in GREY_MODES:

@@ -186,7 +186,7 @@ def holds_model(folder: Path) -> bool:
 def _is_whole(weights: Path) -> bool:
     from safetensors import SafetensorError, safe_open
 
-    if weights.suffix != ".safetensors":
+    if weights.suffix != ".safetensors" or not weights.is_file():
         return weights.is_file() and weights.stat().st_size > 0
     try:
         with safe_open(weights, "numpy"):  # which compares the header with the file's size

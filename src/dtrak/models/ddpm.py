@@ -11,6 +11,7 @@ from dtrak.files import whole_folder
 from dtrak.models.diffusion import DiffusionModel
 from dtrak.models.pipelines import (
     UNCONDITIONAL,
+    check_files,
     check_index,
     check_schedule,
     naming_the_model,
@@ -54,6 +55,7 @@ def save(model: DiffusionModel, folder: Path) -> None:
 def load(folder: Path, source: str) -> DiffusionModel:
     """Open a pipeline's folder; `source` is what the user typed."""
     unet_folder, scheduler_folder = _find_parts(folder, source)
+    check_files(folder)
     with naming_the_model(source):
         unet = whole_weights(UNet2DModel, unet_folder, source)
         scheduler = DDPMScheduler.from_pretrained(scheduler_folder)

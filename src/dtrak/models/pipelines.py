@@ -115,6 +115,13 @@ def naming_the_model(source: str) -> Iterator[None]:
         raise UsageError(f"cannot load the model {source!r}: it is damaged ({reason[:300]})") from error
 
 
+def check_files(folder: Path) -> None:
+    """Refuse a folder with pipes or devices, which loaders would wait for."""
+    for path in (*folder.glob("*"), *folder.glob("*/*")):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UsageError(f"{path} is a pipe or a device, not a file of a model")
+
+
 def whole_weights(kind: Any, folder: Path, source: str) -> Any:
     """A network of diffusers or transformers, in float32; what is missing they would fill with random numbers."""
     form = form_of(folder)

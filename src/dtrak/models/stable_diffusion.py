@@ -28,6 +28,7 @@ from dtrak.models.pipelines import (
     ADAPTERS,
     OF_DIFFUSERS,
     OF_PEFT,
+    check_files,
     check_kind,
     downloaded,
     local_configs,
@@ -113,6 +114,7 @@ def save(model: DiffusionModel, folder: Path) -> None:
 def load(folder: Path, source: str, lora: str | None = None, template: str | None = None) -> DiffusionModel:
     """Open a pipeline's folder, with a LoRA if one is given; `source` is what the user typed."""
     check_kind(folder, source)
+    check_files(folder)
     with naming_the_model(source):
         unet = whole_weights(UNet2DConditionModel, folder / "unet", source)
         vae = whole_weights(AutoencoderKL, folder / "vae", source)
@@ -168,6 +170,7 @@ def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:
 def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, source: str) -> None:
     """Give the networks the weights that lie in a folder or file, in the formats of diffusers or of peft."""
     path = _local_lora(lora)
+    check_files(path)
     try:
         if (path / OF_PEFT).exists():
             _add_of_peft(unet, path)
