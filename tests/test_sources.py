@@ -225,7 +225,7 @@ def test_metadata_csv_in_subfolders(tmp_path: Path) -> None:
     [
         ("metadata.jsonl", '{"file_name": "a.png"}\n{"file_name": "b.png"}\n', ["b.png", "no such image"]),
         ("metadata.jsonl", '{"file_name": "a.png"}\n{"file_name": "a.png"}\n', ["a.png", "two rows"]),
-        ("metadata.jsonl", '{"file_name": "a.png"}\n{"file_name": \n', ["line 3"]),
+        ("metadata.jsonl", '{"file_name": "a.png"}\n{"file_name": \n', ["line 2"]),
         ("metadata.jsonl", "3\n", []),
         ("metadata.jsonl", "", ["a.png", "no row"]),
         ("metadata.csv", "name,caption\na.png,x\n", ["no such image"]),

@@ -85,6 +85,7 @@ def ask(
     How many pictures, and how many images are removed for each, is as the run's recipe says if not given.
     """
     model = run.model().to(device)
+    run.check_model_is_the_recipes(model)
     folder, train, usual = run.folder / "generated", run.train_images, run.recipe.evaluation
     if not folder.exists():
         raise UsageError(f"{run.folder} has no generated pictures yet: `dtrak generate {run.folder}` draws them")

@@ -84,6 +84,7 @@ def make_benchmark(
     for name in queries:
         choose("queries", name, list(QUERIES))
     model = run.model().to(device)
+    run.check_model_is_the_recipes(model)
     for images in queries.values():
         model.check_fits(images.shape, images.source)
     total = model.timesteps

@@ -116,6 +116,7 @@ def model_inputs(
     if model.prompts is None:
         return ModelInputs(images, latents)
     texts = model.prompts.of(images)
-    different, which = np.unique(np.array(texts), return_inverse=True)
-    embedded = embeddings_of(model.prompts.encoder, different.tolist(), folder)
+    place_of = {text: place for place, text in enumerate(sorted(set(texts)))}
+    which = np.array([place_of[text] for text in texts])
+    embedded = embeddings_of(model.prompts.encoder, list(place_of), folder)
     return ModelInputs(images, latents, texts, embedded, which)

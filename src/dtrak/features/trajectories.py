@@ -5,6 +5,8 @@
 Journey-TRAK asks which images made the model think so at t: the gradient of L_Simple at (x̂_0(x_t), t).
 """
 
+import re
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +22,7 @@ from dtrak.models.conditions import Condition
 from dtrak.models.sampling import sample
 from dtrak.noise import stable_hash
 
+SEED_TEXT = re.compile(r"[0-9]{1,19}(\.0)?")
 SEED = "seed"  # the column of generated pictures that says from what they were drawn
 CLOSE = 2  # of a pixel's 256 values, on average: what rounding may do on another machine
 
@@ -117,9 +120,10 @@ def seeds_of(pictures: Images) -> list[int]:
             "from which: ask about what `dtrak generate` made"
         )
     for id_, seed in zip(pictures.ids, column.tolist(), strict=True):
-        if not str(seed).removesuffix(".0").isdecimal():
-            raise UsageError(f"the seed of {id_} of {pictures.source} is {seed}: it must be a whole number from 0 on")
-    return [int(seed) for seed in column]
+        if not SEED_TEXT.fullmatch(str(seed)):
+            said = reprlib.repr(seed)
+            raise UsageError(f"the seed of {id_} of {pictures.source} is {said}: it must be a whole number from 0 on")
+    return [int(str(seed).removesuffix(".0")) for seed in column]
 
 
 def not_as_drawn(pictures: Images, drawn: Tensor) -> int | None:

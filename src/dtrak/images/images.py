@@ -1,6 +1,7 @@
 """Images: an ordered set with stable ids, read lazily, whose columns (label, caption, artist, …) travel along."""
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError, UsageError
-from dtrak.images.pictures import Picture, common_shape, naming
+from dtrak.images.pictures import Picture, common_shape, naming, regular
 from dtrak.images.selection import Selection
-from dtrak.images.sources import described, find_source, widened
+from dtrak.images.sources import check_header, described, find_source, widened
 
 if TYPE_CHECKING:
     import torch
@@ -126,12 +127,17 @@ def read_ids(path: str) -> NDArray[Any]:
     extension = Path(path).suffix.lower()
     if extension not in (".npy", ".txt"):
         raise UsageError(f"cannot read ids from {path!r}: give an .npy or a .txt file")
-    with naming(path, UsageError), open(path, "rb") as file:
+    with naming(path, UsageError), open(regular(Path(path)), "rb") as file:
         if extension == ".npy":
+            check_header(file, os.path.getsize(path))
             ids = np.lib.format.read_array(file, allow_pickle=False)
         else:
             lines = [line.strip() for line in file.read().decode("utf-8-sig").splitlines() if line.strip()]
             ids = np.array([int(line) for line in lines] if all(map(INTEGER.fullmatch, lines)) else lines)
     if ids.ndim != 1 or ids.dtype.kind not in "iuU" or len(ids) == 0:
         raise UsageError(f"{path} holds {described(ids)}, but ids must be integers or strings [N], at least one")
-    return widened(ids)
+    for one in ids.tolist() if ids.dtype.kind == "U" else ():
+        # A run keeps its ids as the lines of a file.
+        if one.splitlines() != [one] or one != one.strip() or one != one.encode(errors="ignore").decode():
+            raise UsageError(f"{path} holds the id {one!r}, but an id must be one line of text")
+    return widened(ids, path)

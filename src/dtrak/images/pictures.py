@@ -1,5 +1,7 @@
 """One image where it lies, read when its pixels are asked for: in a file, in an array, or in a data set's row."""
 
+import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,14 +27,14 @@ class Picture:
 
     def stored(self) -> bytes:
         if isinstance(self.place, Path):
-            return self.place.read_bytes()
+            return regular(self.place).read_bytes()
         return self.place.tobytes() if isinstance(self.place, np.ndarray) else self.place()
 
     def open(self) -> Image.Image:
         """The image with its header read and its pixels not yet decoded."""
         if isinstance(self.place, np.ndarray):
             return _from_array(self.place)
-        return Image.open(self.place if isinstance(self.place, Path) else BytesIO(self.place()))
+        return Image.open(regular(self.place) if isinstance(self.place, Path) else BytesIO(self.place()))
 
     def pixels(self, channels: int, crop: int | None, size: int | None) -> NDArray[np.uint8]:
         """[H, W, C], decoded, upright, cropped and resized."""
@@ -102,6 +104,25 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     buffer = BytesIO()
     _from_array(pixels).save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def is_whole(path: Path, shape: tuple[int, int, int]) -> bool:
+    """Whether a file is a picture of `shape` (C, H, W) that can be decoded to its end."""
+    channels, height, width = shape
+    picture = Picture(str(path), path)
+    try:
+        with naming(picture.name, DtrakError), picture.open() as image:
+            image.verify()  # checksums, up to the end of the file; pixels have to be read by themselves
+        return picture.pixels(channels, None, None).shape == (height, width, channels)
+    except DtrakError:
+        return False
+
+
+def regular(path: Path) -> Path:
+    """The path of an ordinary file; nothing else is opened, as pipes and devices might never end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("it is a folder" if path.is_dir() else "it is a pipe or a device, not a file")
+    return path
 
 
 @contextmanager

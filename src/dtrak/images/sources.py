@@ -4,26 +4,27 @@ and ArtBench-10 as they are published.
 Adding one is a function that returns what it `Found`, and a line in `_find`.
 """
 
-import csv
-import json
+import math
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import UsageError, choose
-from dtrak.images.pictures import Picture, naming
+from dtrak.images.metadata import LARGEST, METADATA_FILES, column_of, described_by, table_rows
+from dtrak.images.pictures import Picture, naming, regular
 from dtrak.images.selection import Selection, chosen_rows
+from dtrak.progress import say
 
 IMAGE_EXTENSIONS = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-METADATA_FILES = ("metadata.csv", "metadata.jsonl")
 
-
+TOLD = ("prompt", "caption", "text", "seed")  # keys of an .npz file that change what a model is told or draws
 CELEBA_SPLITS = {"train": "0", "validation": "1", "test": "2"}  # as list_eval_partition.txt has them
 ARTBENCH_SPLITS = ["train", "test"]
 
@@ -86,13 +87,15 @@ def _npz(path: str) -> Found:
     images = arrays.get("images")
     if images is None or images.dtype != np.uint8 or images.ndim < 3 or images.shape[3:] not in ((), (1,), (3,)):
         refuse("images", "uint8 [N, H, W] or [N, H, W, C] with C 1 or 3")
+    if 0 in images.shape[1:]:
+        refuse("images", "of at least one pixel each")
     pixels = images if images.ndim == 4 else images[..., None]
 
     def one_per_image(key: str) -> NDArray[Any]:
         array = arrays[key]
         if array is None or array.shape != pixels.shape[:1] or array.dtype.kind not in "iuU":
             refuse(key, f"integers or strings [{len(pixels)}]")
-        return widened(array)
+        return widened(array, f"{path}: {key!r}")
 
     ids = one_per_image("ids") if "ids" in arrays else np.arange(len(pixels))
     distinct, counts = np.unique(ids, return_counts=True)
@@ -101,6 +104,9 @@ def _npz(path: str) -> Found:
 
     reserved = ("images", "ids", "labels", "label_names")
     columns = {key: a for key, a in arrays.items() if key not in reserved and a is not None and a.shape == ids.shape}
+    for key in TOLD:
+        if key in arrays and (key not in columns or columns[key].dtype.kind not in "iufU"):
+            refuse(key, f"text or numbers [{len(pixels)}]")
     if "labels" in arrays:
         columns["label"] = one_per_image("labels")
         names = arrays.get("label_names")
@@ -120,7 +126,13 @@ def _npz_arrays(path: str) -> dict[str, NDArray[Any] | None]:
         raise UsageError(f"{path} is not an .npz file, or it is damaged")
     arrays: dict[str, NDArray[Any] | None] = {}
     with naming(path, UsageError), np.load(path, allow_pickle=False) as archive:
+        sizes = {one.filename.removesuffix(".npy"): one.file_size for one in archive.zip.infolist()}
+        if sum(sizes.values()) > _memory():
+            raise ValueError(f"its arrays take {sum(sizes.values()):,} bytes, which is more memory than there is")
         for key in archive.files:
+            if f"{key}.npy" in archive.zip.namelist():
+                with archive.zip.open(f"{key}.npy") as member:
+                    check_header(member, sizes[key])
             try:
                 array = archive[key]
             except ValueError as error:
@@ -129,6 +141,25 @@ def _npz_arrays(path: str) -> dict[str, NDArray[Any] | None]:
                 array = None
             arrays[key] = array if isinstance(array, np.ndarray) else None
     return arrays
+
+
+def check_header(file: IO[bytes], size: int) -> None:
+    """Refuse an .npy file of `size` bytes whose header promises another array than follows; reads the header again.
+
+    numpy would take the memory for what is promised before it looks.
+    """
+    start = file.tell()
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    promised = math.prod(shape) * dtype.itemsize
+    if not dtype.hasobject and (min(shape, default=0) < 0 or promised != size - (file.tell() - start)):
+        raise ValueError(f"its header promises {promised:,} bytes, but {size - (file.tell() - start):,} follow")
+    file.seek(start)
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _folder(folder: Path) -> Found:
@@ -140,45 +171,40 @@ def _folder(folder: Path) -> Found:
     metadata = sorted(file for file in files if file.name in METADATA_FILES)
     columns: dict[str, NDArray[Any]] = {}
     if metadata:
-        columns = _metadata_columns(images, metadata)
+        columns = described_by(images, metadata)
     elif all(file.parent != folder for file in images):
         columns["label"] = np.array([file.parent.name for file in images])
     return Found(np.array([files[file] for file in images]), columns, [Picture(str(file), file) for file in images])
 
 
 def _visible_files(folder: Path) -> Iterator[Path]:
-    def refuse(error: OSError) -> NoReturn:
-        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
+    """All files but hidden ones. Each folder is looked into once, however many links lead to it.
 
-    for parent, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(parent, name) for name in files if not name.startswith("."))
+    Links to folders come last, so that what lies in the folder itself has its own name. Those that lead back to a
+    folder around them are loops, and left out.
+    """
+    waiting, seen = [folder], set[str]()
+    for place in waiting:
+        if os.path.realpath(place) in seen:
+            say(f"Left out: {place} is a link to a folder whose images are there already")
+            continue
+        for parent, folders, files in os.walk(place, onerror=_refuse):
+            here = os.path.realpath(parent)
+            seen.add(here)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            links = [Path(parent, name) for name in folders if os.path.islink(os.path.join(parent, name))]
+            for link in links:
+                around = Path(here).is_relative_to(os.path.realpath(link))
+                say(f"Left out: {link} is a link to a folder around it") if around else waiting.append(link)
+            folders[:] = [name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen]
+            for name in METADATA_FILES:
+                if name in folders:
+                    raise UsageError(f"{Path(parent, name)} is a folder, where a file that describes images is wanted")
+            yield from (Path(parent, name) for name in files if not name.startswith("."))
 
 
-def _metadata_columns(images: Sequence[Path], metadata: Sequence[Path]) -> dict[str, NDArray[Any]]:
-    """What the `metadata` files say about `images` [N]: columns [N], None where an image's row lacks the key."""
-    known, row_of = set(images), dict[Path, dict[str, Any]]()
-    for file in metadata:
-        for row in _metadata_rows(file):
-            image = file.parent / str(row.pop("file_name", None))
-            if image not in known:
-                raise UsageError(f"{file} names {image}, but there is no such image")
-            if image in row_of or None in row:
-                raise UsageError(f"{file}: {image} has {'two rows' if image in row_of else 'more cells than columns'}")
-            row_of[image] = row
-    if len(row_of) < len(images):
-        missing = next(image for image in images if image not in row_of)
-        raise UsageError(f"{missing} has no row in {metadata[0]}: add one, or remove the image")
-    names = dict.fromkeys(name for row in row_of.values() for name in row)
-    return {name: _column([row_of[image].get(name) for image in images]) for name in names}
-
-
-def _metadata_rows(file: Path) -> list[dict[str, Any]]:
-    with naming(str(file), UsageError), open(file, encoding="utf-8-sig", newline="") as lines:
-        if file.suffix == ".jsonl":
-            # Read as one array, an error tells the number of its line.
-            return [dict(row) for row in json.loads(f"[{','.join(line for line in lines if line.strip())}]")]
-        return list(csv.DictReader(lines, strict=True))
+def _refuse(error: OSError) -> NoReturn:
+    raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def _hugging_face(source: str) -> Found:
@@ -199,7 +225,7 @@ def _hugging_face(source: str) -> Found:
         if cell is None:
             raise ValueError("it has no image")
         content: bytes | None = cell["bytes"]
-        return Path(cell["path"]).read_bytes() if content is None else content
+        return regular(Path(cell["path"])).read_bytes() if content is None else content
 
     columns = {}
     for column, values in dataset.remove_columns(images)[:].items():
@@ -207,7 +233,7 @@ def _hugging_face(source: str) -> Found:
         if isinstance(feature, datasets.ClassLabel):
             # Test splits without labels have -1 or nothing.
             values = [None if value is None or value < 0 else feature.names[value] for value in values]
-        columns[column] = _column(values)
+        columns[column] = column_of(values)
     pictures = [Picture(f"{source}, row {row}", partial(read, row)) for row in range(len(dataset))]
     return Found(np.arange(len(dataset)), columns, pictures)
 
@@ -218,7 +244,11 @@ def _celeba(source: str) -> Found:
     table = _published(folder / "list_eval_partition.txt", "CelebA", "mmlab.ie.cuhk.edu.hk/projects/CelebA.html")
     with naming(str(table), UsageError):
         rows = [line.split() for line in table.read_text().splitlines() if line.strip()]
+        for number, row in enumerate(rows, 1):
+            if len(row) != 2 or row[1] not in CELEBA_SPLITS.values():
+                raise ValueError(f"line {number} is {' '.join(row)[:80]!r}, but must be like '000001.jpg 0'")
         names = [name for name, number in rows if number == CELEBA_SPLITS[split]]
+        _check_names(names)
     images = [folder / "img_align_celeba" / name for name in names]
     return Found(np.array(names), {}, [Picture(str(image), image) for image in images])
 
@@ -228,9 +258,10 @@ def _artbench(source: str) -> Found:
     folder, split = _folder_and_split(source, ARTBENCH_SPLITS)
     table = _published(folder / "ArtBench-10.csv", "ArtBench-10", "github.com/liaopeiyuan/artbench")
     with naming(str(table), UsageError), open(table, encoding="utf-8-sig", newline="") as lines:
-        rows = [row for row in csv.DictReader(lines, strict=True) if row["split"] == split]
-        columns = {name: np.array([row[name] for row in rows]) for name in ("label", "artist")}
-        names = [f"{row['label']}/{row['name']}" for row in rows]
+        rows = [row for row in table_rows(lines) if _cell(row, "split") == split]
+        columns = {name: np.array([_cell(row, name) for row in rows]) for name in ("label", "artist")}
+        names = [f"{row['label']}/{_cell(row, 'name')}" for row in rows]
+        _check_names(names, depth=2)
     places = [folder / "artbench-10-imagefolder-split" / split, folder / "artbench-10-imagefolder"]
     home = next((place for place in places if place.is_dir()), None)
     if home is None:
@@ -249,9 +280,26 @@ def _folder_and_split(source: str, splits: list[str]) -> tuple[Path, str]:
 
 def _published(table: Path, what: str, where: str) -> Path:
     """The list of a published data set's images; without it, says where it is to be had."""
-    if not table.is_file():
+    if not os.path.isfile(table):
         raise UsageError(f"no {what} in {table.parent}: {table.name} is missing; {what} is published at {where}")
     return table
+
+
+def _cell(row: Mapping[str, str], name: str) -> str:
+    if name not in row:
+        raise ValueError(f"it has no column {name!r}, only {', '.join(row)}")
+    return row[name]
+
+
+def _check_names(names: Sequence[str], depth: int = 1) -> None:
+    """Refuse names of a list that lead out of the folder of its images, `depth` levels deep, or come twice."""
+    for name in names:
+        parts = name.split("/")
+        if len(parts) != depth or any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise ValueError(f"it names {name!r}, which is no file in the folder of its images")
+    name, times = Counter(names).most_common(1)[0] if names else ("", 0)
+    if times > 1:
+        raise ValueError(f"it names {name!r} more than once")
 
 
 def _in_array(source: str, pixels: NDArray[np.uint8]) -> list[Picture]:
@@ -259,14 +307,10 @@ def _in_array(source: str, pixels: NDArray[np.uint8]) -> list[Picture]:
     return [Picture(f"{source}, image {row}", picture) for row, picture in enumerate(pixels)]
 
 
-def _column(values: Sequence[Any]) -> NDArray[Any]:
-    """[N]: of numbers or text where all are of that kind, else of objects."""
-    kinds = set(map(type, values))
-    uniform = kinds <= {int, float} or kinds in ({str}, {bool})
-    return np.array(values) if uniform else np.fromiter(values, dtype=np.object_)
-
-
-def widened(array: NDArray[Any]) -> NDArray[Any]:
+def widened(array: NDArray[Any], what: str) -> NDArray[Any]:
+    """Integers as int64; `what` says in an error what these are."""
+    if array.dtype.kind == "u" and array.max(initial=0) > LARGEST:
+        raise UsageError(f"{what} holds {array.max()}, but integers must be below 2^63: give such ids as text")
     return array.astype(np.int64) if array.dtype.kind in "iu" else array
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from dtrak.errors import UsageError
 from dtrak.models import ddpm
 from dtrak.models.diffusion import DiffusionModel
@@ -10,7 +12,7 @@ from dtrak.runs.recipes import DDPMRecipe, Model
 
 # Stable Diffusion is imported where it is needed: transformers and peft take seconds.
 
-__all__ = ["DiffusionModel", "load_model", "new_model", "save_model"]
+__all__ = ["DiffusionModel", "check_buildable", "load_model", "new_model", "save_model"]
 
 
 def new_model(recipe: Model, shape: tuple[int, int, int], source: str) -> DiffusionModel:
@@ -20,6 +22,17 @@ def new_model(recipe: Model, shape: tuple[int, int, int], source: str) -> Diffus
     from dtrak.models import stable_diffusion
 
     return stable_diffusion.new(recipe.base, recipe.lora, recipe.prompt, shape, source)
+
+
+def check_buildable(recipe: Model, shape: tuple[int, int, int], images: str, source: str) -> None:
+    """Refuse a recipe whose model cannot be made for images of `shape`, from `images`; no weights are made or read."""
+    if isinstance(recipe, DDPMRecipe):
+        with torch.device("meta"):
+            new_model(recipe, shape, source)
+        return
+    from dtrak.models import stable_diffusion
+
+    stable_diffusion.check(recipe.base, recipe.lora, shape, images, source)
 
 
 def save_model(model: DiffusionModel, folder: Path) -> None:

@@ -9,7 +9,15 @@ from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 from dtrak.errors import UsageError
 from dtrak.files import whole_folder
 from dtrak.models.diffusion import DiffusionModel
-from dtrak.models.pipelines import naming_the_model, read_config, whole_weights
+from dtrak.models.pipelines import (
+    UNCONDITIONAL,
+    check_files,
+    check_index,
+    check_schedule,
+    naming_the_model,
+    read_config,
+    whole_weights,
+)
 
 # Where a folder has its network and its schedule; the oldest models on the hub have both at the top.
 LAYOUTS = (("unet", "scheduler"), (".", "."))
@@ -47,6 +55,7 @@ def save(model: DiffusionModel, folder: Path) -> None:
 def load(folder: Path, source: str) -> DiffusionModel:
     """Open a pipeline's folder; `source` is what the user typed."""
     unet_folder, scheduler_folder = _find_parts(folder, source)
+    check_files(folder)
     with naming_the_model(source):
         unet = whole_weights(UNet2DModel, unet_folder, source)
         scheduler = DDPMScheduler.from_pretrained(scheduler_folder)
@@ -71,10 +80,18 @@ def _assemble(unet: UNet2DModel, scheduler: DDPMScheduler, source: str) -> Diffu
 
 def _find_parts(folder: Path, source: str) -> tuple[Path, Path]:
     """The folders of the network and of the schedule; says what is lacking before diffusers stumbles over it."""
+    check_index(folder, source, UNCONDITIONAL)
     network, schedule = next((parts for parts in LAYOUTS if (folder / parts[0] / "config.json").exists()), LAYOUTS[0])
     config = read_config(folder, Path(network, "config.json"), source)
-    read_config(folder, Path(schedule, "scheduler_config.json"), source)
+    check_schedule(folder, Path(schedule), source)
     kind = config.get("_class_name", "UNet2DModel")
     if kind != "UNet2DModel":
         raise UsageError(f"{source}: its network is a {kind}; a UNet2DModel and Stable Diffusion's are supported")
+    for other in sorted(folder.glob("*/config.json")):
+        part = other.parent.name
+        if part != network and read_config(folder, Path(part, other.name), source).get("_class_name") != kind:
+            raise UsageError(
+                f"{source}: beside its U-Net it has {part}/, so that its U-Net need not work on pixels: wrap what it "
+                "works with in dtrak.DiffusionModel"
+            )
     return folder / network, folder / schedule

@@ -198,7 +198,12 @@ def process_of(scheduler: Any, source: str) -> Process:
     if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
         # One that has drawn a picture has only the σ of its steps left.
         return Flow(FlowMatchEulerDiscreteScheduler.from_config(scheduler.config))
-    kind = scheduler.config.prediction_type
+    kind = getattr(scheduler.config, "prediction_type", None)
+    if kind is None or not hasattr(scheduler, "alphas_cumprod"):
+        raise UsageError(
+            f"{source} has a {type(scheduler).__name__}: only schedulers like DDPMScheduler and "
+            "FlowMatchEulerDiscreteScheduler are supported"
+        )
     if kind not in PREDICTION_TYPES:
         raise UsageError(f"{source} predicts {kind!r}: only {' and '.join(PREDICTION_TYPES)} are supported")
     return Diffusion(scheduler)

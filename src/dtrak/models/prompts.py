@@ -23,6 +23,11 @@ class Prompts:
     encoder: TextEncoder
     template: str | None = None
 
+    def check(self, images: Images) -> None:
+        """Refuse a template that cannot be filled in from the images' columns."""
+        if self.template is not None:
+            check_columns(self.template, images, "the prompt")
+
     def of(self, images: Images) -> list[str]:
         """The prompt of each image; says what was taken for those without one of their own."""
         found = prompts_of(images, self.template)
@@ -50,23 +55,47 @@ def prompts_of(images: Images, template: str | None) -> list[str]:
 
 def fields_of(template: str) -> list[str]:
     """The columns that a template names."""
+    return [name for _, name in _parts(template) if name is not None]
+
+
+def check_columns(template: str, images: Images, what: str) -> None:
+    """Refuse a template with a column that the images lack, unless each has its own prompt; `what` is in the error."""
+    lacking = [name for name in fields_of(template) if name not in images.columns]
+    if lacking and None in _column(images, PROMPT):
+        raise UsageError(
+            f"{what} {template!r} names the column {lacking[0]!r}, but the images of {images.source} have "
+            f"{', '.join(images.columns) or 'none'}"
+        )
+
+
+def _parts(template: str) -> list[tuple[str, str | None]]:
+    """A template's texts, each with the column that follows it; anything else that Python's format takes is refused.
+
+    Widths and attributes could take all memory, or print what is none of a prompt's business.
+    """
     try:
-        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+        parts = list(Formatter().parse(template))
     except ValueError as error:
         raise UsageError(f"the prompt {template!r} is not a template: {error}") from None
-    return [ALIASES.get(name, name) for name in names]
+    for _, name, width, conversion in parts:
+        if name is not None and (not name or width or conversion):
+            raise UsageError(
+                f"the prompt {template!r} is not a template: between braces there must be a column's name and nothing "
+                "else, as in 'a {label} painting'"
+            )
+    return [(text, None if name is None else ALIASES.get(name, name)) for text, name, _, _ in parts]
 
 
 def _filled(images: Images, template: str) -> list[str]:
     """The template for each image, empty where the image lacks something that it names."""
-    names = fields_of(template)
-    columns = {name: _column(images, name) for name in names}
+    parts = _parts(template)
+    columns = {name: _column(images, name) for _, name in parts if name is not None}
     filled = []
     for row in range(len(images)):
-        values = {name: columns[name][row] or "" for name in names}
+        values = {name: column[row] or "" for name, column in columns.items()}
         values |= {name: values[name].replace("_", " ") for name in CLASSES & values.keys()}
-        values |= {alias: values[name] for alias, name in ALIASES.items() if name in values}
-        filled.append(template.format(**values) if all(values.values()) else "")
+        whole = "".join(text + (values[name] if name is not None else "") for text, name in parts)
+        filled.append(whole if all(values.values()) else "")
     return filled
 
 

@@ -6,18 +6,20 @@ A pipeline lies in diffusers' own layout. A LoRA lies in a folder or file as dif
 trained here says in dtrak.json which pipeline it belongs to and what its prompts were.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from diffusers.loaders import StableDiffusionLoraLoaderMixin
 from diffusers.utils import convert_state_dict_to_diffusers
 from peft import LoraConfig, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
-from safetensors import SafetensorError
 from transformers import CLIPTextModel, CLIPTokenizer
 from transformers.utils import logging
 
-from dtrak.errors import UsageError
+from dtrak.errors import DtrakError, UsageError
 from dtrak.files import whole_folder, write_json
 from dtrak.models.autoencoder import Autoencoder
 from dtrak.models.diffusion import LORA, DiffusionModel
@@ -26,8 +28,10 @@ from dtrak.models.pipelines import (
     ADAPTERS,
     OF_DIFFUSERS,
     OF_PEFT,
+    check_files,
     check_kind,
     downloaded,
+    local_configs,
     local_folder,
     naming_the_model,
     read_config,
@@ -47,7 +51,26 @@ def new(base: str, lora: LoRA, template: str, shape: tuple[int, int, int], sourc
     model = load(local_folder(base), base, template=template).fitted_to(shape)
     add_lora(model.network, lora, source)
     model.network.eval()
-    return replace(model, source=source, base=_full_name(base))
+    return replace(model, source=source, base=full_name(base))
+
+
+def check(base: str, lora: LoRA, shape: tuple[int, int, int], images: str, source: str) -> None:
+    """Refuse what `new` would refuse, from what describes the pipeline's parts; no weights are read.
+
+    `images` is where the images of `shape` come from. A pipeline that is out of reach is left to `new`.
+    """
+    configs = local_configs(base)
+    if configs is None:
+        return
+    check_kind(configs, base)
+    with naming_the_model(base):
+        scheduler = DDPMScheduler.from_pretrained(configs / "scheduler")
+        with torch.device("meta"):
+            unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(configs / "unet"))
+            vae = AutoencoderKL.from_config(AutoencoderKL.load_config(configs / "vae"))
+            add_lora(unet, lora, source)
+    model = DiffusionModel(unet, scheduler, _shape_of(unet), source, Autoencoder(vae))
+    model.fitted_to(shape).check_fits(shape, images)
 
 
 def add_lora(unet: UNet2DConditionModel, lora: LoRA, source: str) -> None:
@@ -91,6 +114,7 @@ def save(model: DiffusionModel, folder: Path) -> None:
 def load(folder: Path, source: str, lora: str | None = None, template: str | None = None) -> DiffusionModel:
     """Open a pipeline's folder, with a LoRA if one is given; `source` is what the user typed."""
     check_kind(folder, source)
+    check_files(folder)
     with naming_the_model(source):
         unet = whole_weights(UNet2DConditionModel, folder / "unet", source)
         vae = whole_weights(AutoencoderKL, folder / "vae", source)
@@ -103,17 +127,29 @@ def load(folder: Path, source: str, lora: str | None = None, template: str | Non
         unet.requires_grad_(False)
         _add_lora(unet, encoder, lora, source)
     unet.eval()
-    size = unet.config.sample_size
-    height, width = (size, size) if isinstance(size, int) else size
     return DiffusionModel(
         unet,
         scheduler,
-        (unet.config.in_channels, height, width),
+        _shape_of(unet),
         source if lora is None else lora,
         Autoencoder(vae),
         Prompts(ClipText(tokenizer, encoder), template),
         source if lora is not None else None,
     )
+
+
+def _shape_of(unet: UNet2DConditionModel) -> tuple[int, int, int]:
+    """(C, H, W) of the latents that a U-Net was made for."""
+    size = unet.config.sample_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return unet.config.in_channels, height, width
+
+
+def lora_of(unet: UNet2DConditionModel) -> dict[str, Any]:
+    """The settings of a U-Net's LoRA, and the rank that it has at each of its layers."""
+    config = unet.peft_config[ADAPTER]
+    ranks = {name.partition(".lora_A")[0]: len(value) for name, value in unet.named_parameters() if ".lora_A" in name}
+    return {"lora": {"rank": config.r, "alpha": config.lora_alpha, "rank at": ranks}}
 
 
 def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:
@@ -134,6 +170,7 @@ def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:
 def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, source: str) -> None:
     """Give the networks the weights that lie in a folder or file, in the formats of diffusers or of peft."""
     path = _local_lora(lora)
+    check_files(path)
     try:
         if (path / OF_PEFT).exists():
             _add_of_peft(unet, path)
@@ -149,8 +186,10 @@ def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, sou
             StableDiffusionLoraLoaderMixin.load_lora_into_text_encoder(
                 weights, text_encoder=encoder, prefix="text_encoder", **parts
             )
-    except (OSError, TypeError, ValueError, RuntimeError, LookupError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
+    except DtrakError:
+        raise
+    except Exception as error:  # on damaged files, and on pickles that hold more than numbers, each its own kind
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"the LoRA {lora!r} does not fit {source!r}: {reason[:300]}") from error
     if not any(LORA in name for name, _ in unet.named_parameters()):
         raise UsageError(f"the LoRA {lora!r} has nothing for the U-Net of {source!r}")
@@ -159,9 +198,9 @@ def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, sou
 def _local_lora(lora: str) -> Path:
     """The folder or file of a LoRA; peft's weights are named by their folder, which says what they are."""
     path = Path(lora)
-    if path.is_file() and (path.parent / OF_PEFT).exists():
+    if os.path.isfile(path) and (path.parent / OF_PEFT).exists():
         return path.parent
-    if path.exists():
+    if os.path.isfile(path) or os.path.isdir(path):
         return path
     nowhere = f"no LoRA at {lora!r}: give a folder, a .safetensors file or a hub id"
     return downloaded(lora, ["*.json", "*.safetensors", *OF_DIFFUSERS, *ADAPTERS], nowhere)
@@ -189,6 +228,6 @@ def _add_of_peft(unet: UNet2DConditionModel, folder: Path) -> None:
         raise ValueError(f"it lacks {missing[0]}" if missing else f"it has {outcome.unexpected_keys[0]}")
 
 
-def _full_name(base: str) -> str:
+def full_name(base: str) -> str:
     """What names the pipeline from anywhere."""
-    return str(Path(base).resolve()) if Path(base).exists() else base
+    return str(Path(base).resolve()) if os.path.exists(base) else base

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrak.errors import UsageError
 from dtrak.files import alone_in, clear_leftovers, replace_folder, write_bytes, write_text
-from dtrak.images.pictures import png
+from dtrak.images.pictures import is_whole, png
 from dtrak.models import DiffusionModel
 from dtrak.models.sampling import BATCH, sample, to_pixels
 from dtrak.progress import progress_bar
@@ -50,8 +50,9 @@ def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int,
     drawings = {one.file: one for one in _drawings(run, model, range(seed, seed + count), prompt)}
     metadata = "".join(one.line() for one in drawings.values())
     finished, unfinished = run.folder / "generated", run.folder / "generated-unfinished"
-    earlier = {path.name for path in finished.glob("*.png")} if _text(finished / MADE_BY) == made_by else set()
-    if earlier == drawings.keys() and _text(finished / METADATA) == metadata:
+    there = {path.name for path in finished.glob("*.png")} if _text(finished / MADE_BY) == made_by else set()
+    earlier = {name for name in there & drawings.keys() if is_whole(finished / name, model.image_shape)}
+    if there == earlier == drawings.keys() and _text(finished / METADATA) == metadata:
         return
     with alone_in(run.folder):
         clear_leftovers(run.folder, finished.name)
@@ -60,9 +61,9 @@ def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int,
             shutil.rmtree(unfinished, ignore_errors=True)
         write_text(unfinished / MADE_BY, made_by)
         for path in unfinished.glob("*.png"):
-            if path.name not in drawings:
+            if path.name not in drawings or not is_whole(path, model.image_shape):
                 path.unlink()
-        for name in earlier & drawings.keys():
+        for name in earlier:
             write_bytes(unfinished / name, (finished / name).read_bytes())
         _draw_missing(model, list(drawings.values()), steps, guidance, unfinished)
         write_text(unfinished / METADATA, metadata)
@@ -98,4 +99,4 @@ def _draw_missing(
 
 
 def _text(path: Path) -> str | None:
-    return path.read_text() if path.exists() else None
+    return path.read_text(errors="replace") if path.is_file() else None

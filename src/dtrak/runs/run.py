@@ -8,6 +8,7 @@
 `dtrak run RUN/recipe.yaml --out OTHER` makes it again.
 """
 
+import os
 import platform
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,12 +48,14 @@ class Run:
         ids = None if recipe.data.subset is None else "".join(f"{one}\n" for one in read_ids(recipe.data.subset))
         run = cls(Path(folder), recipe)
         path, text = run.folder / "recipe.yaml", dump_recipe(recipe if ids is None else recipe.with_subset(SUBSET))
-        if path.exists():
+        if os.path.exists(path):
             run._check_same(ids)
             if path.read_text(encoding="utf-8") != text:
                 write_text(path, text)
             return cls.open(folder)
-        run._check_recipe()
+        run.check_recipe()
+        if recipe.model.kind != "ddpm":
+            run.new_model()  # whose weights are there already, and must be whole
         if ids is not None:
             write_text(run.folder / SUBSET, ids)
         write_json(run.folder / "run.json", versions())
@@ -62,7 +65,7 @@ class Run:
     @classmethod
     def open(cls, folder: str | Path) -> "Run":
         path = Path(folder) / "recipe.yaml"
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise UsageError(
                 f"{folder} is not a run: it has no recipe.yaml (`dtrak train RECIPE --out {folder}` makes one)"
             )
@@ -100,27 +103,42 @@ class Run:
 
     def portable(self, source: str) -> str:
         """What names these images from anywhere: a path inside the run relative to it, another path in full."""
-        if not Path(source).exists():
+        if not os.path.exists(source):
             return source
         path, home = Path(source).resolve(), self.folder.resolve()
         return str(path.relative_to(home) if path.is_relative_to(home) else path)
 
     def located(self, portable: str) -> str:
         """What `load_images` takes, from what `portable` gave."""
-        return str(self.folder / portable) if (self.folder / portable).exists() else portable
+        return str(self.folder / portable) if os.path.exists(self.folder / portable) else portable
 
     @property
     def is_trained(self) -> bool:
-        return (self.folder / "model").exists()
+        """Whether the model is there, and what there is of checkpoints can be opened as well."""
+        return holds_model(self.folder / "model") and all(
+            map(holds_model, (self.folder / "checkpoints").glob("step-*"))
+        )
 
     def model(self) -> "DiffusionModel":
-        if not self.is_trained:
-            raise UsageError(
-                f"{self.folder} has no model yet: `dtrak train {self.folder}/recipe.yaml --out {self.folder}` makes it"
-            )
+        folder = self.folder / "model"
+        if not holds_model(folder):
+            said = f"{folder} is empty or damaged" if folder.exists() else f"{self.folder} has no model yet"
+            raise UsageError(f"{said}: `dtrak train {self.folder}/recipe.yaml --out {self.folder}` makes it")
         from dtrak.models import load_model
 
-        return load_model(str(self.folder / "model")).fitted_to(self.train_images.shape)
+        return load_model(str(folder)).fitted_to(self.train_images.shape)
+
+    def check_model_is_the_recipes(self, model: "DiffusionModel") -> None:
+        """Refuse a run whose `model` is not what its recipe makes: retraining would make another one."""
+        from dtrak.models.sameness import difference
+
+        found = difference(model, self.recipe.model, self.train_images.shape, self.recipe.name)
+        if found is not None:
+            name, there, wanted = found
+            raise UsageError(
+                f"{self.folder}/model has {name} {there}, but {self.folder}/recipe.yaml makes it {wanted}, so that "
+                "retraining would make another model: train the recipe in another folder, or mend recipe.yaml"
+            )
 
     def new_model(self) -> "DiffusionModel":
         """The recipe's model for the training images, with weights drawn from torch's global generator."""
@@ -133,24 +151,15 @@ class Run:
         """Where what an autoencoder made of images is kept."""
         return self.folder / "latents"
 
-    def _check_recipe(self) -> None:
-        """Load the images and lay out the model, without weights where they would be new."""
-        import torch
+    def check_recipe(self) -> None:
+        """Load the images and lay out the model, without weights; nothing is written."""
+        from dtrak.models import check_buildable
+        from dtrak.models.prompts import check_columns
 
-        if self.recipe.model.kind == "ddpm":
-            with torch.device("meta"):
-                self.new_model()
-            return
-        from dtrak.models.prompts import fields_of
-
-        columns = self.train_images.columns
-        for name in fields_of(self.recipe.model.prompt):
-            if name not in columns:
-                raise UsageError(
-                    f"{self.recipe.name}: model.prompt {self.recipe.model.prompt!r} names the column {name!r}, but the "
-                    f"images of {self.recipe.data.train} have {', '.join(columns) or 'none'}"
-                )
-        self.new_model().check_fits(self.train_images.shape, self.recipe.data.train)
+        recipe, images = self.recipe, self.train_images
+        if recipe.model.kind != "ddpm":
+            check_columns(recipe.model.prompt, images, f"{recipe.name}: model.prompt")
+        check_buildable(recipe.model, images.shape, recipe.data.train, recipe.name)
 
     def _check_same(self, ids: str | None) -> None:
         stored = Run.open(self.folder).recipe
@@ -165,6 +174,26 @@ class Run:
                 f"{self.folder} was made with another subset than {self.recipe.data.subset or 'all images'}: "
                 "give another --out, or remove it"
             )
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder has a model's weights whole, and what says how to read them; nothing large is read."""
+    said = ("unet/config.json", "config.json", "dtrak.json", "adapter_config.json")  # of networks and of LoRAs
+    places = [path for path in (folder, folder / "unet") if path.is_dir()]
+    weights = [file for place in places for file in place.iterdir() if file.suffix in (".safetensors", ".bin")]
+    return bool(weights) and any((folder / name).is_file() for name in said) and all(map(_is_whole, weights))
+
+
+def _is_whole(weights: Path) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    if weights.suffix != ".safetensors" or not weights.is_file():
+        return weights.is_file() and weights.stat().st_size > 0
+    try:
+        with safe_open(weights, "numpy"):  # which compares the header with the file's size
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def versions() -> dict[str, str]:

@@ -176,8 +176,8 @@ class Trainer:
         try:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                step, at_once = (int(file.metadata()[name]) for name in ("step", "at_once"))
-        except (FileNotFoundError, SafetensorError, KeyError):
+                step, at_once = (int((file.metadata() or {})[name]) for name in ("step", "at_once"))
+        except (OSError, SafetensorError, KeyError, ValueError):
             return
         weights = {name.removeprefix("weights/"): v for name, v in tensors.items() if name.startswith("weights/")}
         self.model.load_trained_weights(weights)

@@ -1,0 +1,90 @@
+"""What is said about images in a file beside them: metadata.jsonl or metadata.csv, as `datasets` has them."""
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrak.errors import UsageError
+from dtrak.images.pictures import naming, regular
+
+METADATA_FILES = ("metadata.csv", "metadata.jsonl")
+LONG = 1000  # characters; numpy gives every text of an array the room of the longest
+LARGEST = 2**63 - 1  # of int64
+
+
+def described_by(images: Sequence[Path], metadata: Sequence[Path]) -> dict[str, NDArray[Any]]:
+    """What the `metadata` files say about `images` [N]: columns [N], None where an image's row lacks the key."""
+    known, row_of = set(images), dict[Path, dict[str, Any]]()
+    for file in metadata:
+        for row in _rows(file):
+            name = row.pop("file_name", None)
+            image = file.parent / str(name)
+            if name is None or image not in known:
+                there = "a row has no file_name: " if name is None else f"it names {name!r}, but "
+                raise UsageError(f"{file}: {there}there is no such image")
+            if image in row_of:
+                raise UsageError(f"{file}: {image} has two rows")
+            row_of[image] = row
+    if len(row_of) < len(images):
+        missing = next(image for image in images if image not in row_of)
+        raise UsageError(f"{missing} has no row in {metadata[0]}: add one, or remove the image")
+    names = dict.fromkeys(name for row in row_of.values() for name in row)
+    return {name: column_of([row_of[image].get(name) for image in images]) for name in names}
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    with naming(str(file), UsageError), open(regular(file), encoding="utf-8-sig", newline="") as lines:
+        if file.suffix == ".csv":
+            return table_rows(lines)
+        return [_json_object(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _json_object(line: str, number: int) -> dict[str, Any]:
+    """A line of JSON, which must not be read in two ways."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            raise ValueError("a key is there twice")
+        return content
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not JSON: write null")
+
+    try:
+        row = json.loads(line, object_pairs_hook=once, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f'line {number} is not a JSON object, like {{"file_name": "a.png"}}')
+    return row
+
+
+def table_rows(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """The rows of a .csv file, each with as many cells as there are columns."""
+    reader = csv.DictReader(lines, strict=True)
+    names = list(reader.fieldnames or [])
+    if len(set(names)) < len(names):
+        raise ValueError("a column is there twice")
+    rows = []
+    for row in reader:
+        if None in row or None in row.values():
+            which = f"line {reader.line_num}, {row[names[0]]!r},"
+            raise ValueError(f"{which} has {'more' if None in row else 'fewer'} cells than columns")
+        rows.append(row)
+    return rows
+
+
+def column_of(values: Sequence[Any]) -> NDArray[Any]:
+    """[N]: of numbers or text where all are of that kind and have the room, else of objects."""
+    kinds = set(map(type, values))
+    uniform = kinds <= {int, float} or kinds in ({str}, {bool})
+    fits = all(
+        len(one) <= LONG if isinstance(one, str) else abs(one) <= LARGEST for one in values if type(one) in (str, int)
+    )
+    return np.array(values) if uniform and fits else np.fromiter(values, dtype=np.object_)

@@ -1,0 +1,197 @@
+"""Pipelines that are not understood are refused by their name, before their parts are put together wrongly."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, DDPMScheduler, LDMPipeline, UNet2DModel, VQModel
+from diffusers import ScoreSdeVeScheduler as Sde
+from safetensors.torch import load_file
+
+from commands import dtrak
+from dtrak.models import load_model
+from hub import hub_of
+from pictures_on_disk import noise, refused, save_npz
+
+SIDE = 8
+
+
+def unet(**changes: Any) -> UNet2DModel:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "sample_size": SIDE,
+        "in_channels": 3,
+        "out_channels": 3,
+        "down_block_types": ("DownBlock2D",),
+        "up_block_types": ("UpBlock2D",),
+        "block_out_channels": (8,),
+        "norm_num_groups": 4,
+        "layers_per_block": 1,
+    }
+    return UNet2DModel(**settings | changes)
+
+
+@pytest.fixture
+def latent(tmp_path: Path) -> Path:
+    """An unconditional latent diffusion model, whose latents could be taken for small images in colour."""
+    vqvae = VQModel(block_out_channels=(8,), norm_num_groups=4, latent_channels=3, num_vq_embeddings=4)
+    LDMPipeline(vqvae, unet(), DDIMScheduler()).save_pretrained(tmp_path / "latent")
+    return tmp_path / "latent"
+
+
+def change(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_an_unconditional_latent_diffusion_model_is_not_scored_on_pixels(latent: Path, tmp_path: Path) -> None:
+    save_npz(tmp_path / "images.npz", images=noise(4, SIDE, SIDE, 3))
+    words = ["attribute", "--model", latent, "--train", "images.npz", "--queries", "images.npz", "--out", "s.npz"]
+    outcome = dtrak(*words, cwd=tmp_path)
+    assert outcome.code == 2
+    assert f"{latent} is a LDMPipeline: DDPMPipeline, DDIMPipeline, StableDiffusionPipeline are" in outcome.error
+    assert "wrap the network in dtrak.DiffusionModel" in outcome.error
+    (latent / "model_index.json").unlink()
+    outcome = dtrak(*words, cwd=tmp_path)
+    assert outcome.code == 2
+    assert f"{latent}: beside its U-Net it has vqvae/" in outcome.error
+    assert not (tmp_path / "s.npz").exists()
+
+
+@pytest.mark.parametrize(
+    "kind", ["DiTPipeline", "ScoreSdeVePipeline", "StableDiffusionXLPipeline", None, ["x", "DDPM"]]
+)
+def test_other_classes_are_named(kind: Any, tmp_path: Path) -> None:
+    DDPMPipeline(unet(), DDPMScheduler()).save_pretrained(tmp_path / "model")
+    change(tmp_path / "model" / "model_index.json", _class_name=kind)
+    refused(lambda: load_model(str(tmp_path / "model")), f"is a {kind}: ", "dtrak.DiffusionModel")
+    (tmp_path / "model" / "model_index.json").write_text("[1]")
+    refused(lambda: load_model(str(tmp_path / "model")), "model_index.json is not a JSON object")
+
+
+def test_relatives_of_stable_diffusion_are_named(base: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    change(folder / "model_index.json", _class_name="StableDiffusionInpaintPipeline")
+    refused(lambda: load_model(str(folder)), "is a StableDiffusionInpaintPipeline: ")
+    (folder / "model_index.json").unlink()
+    assert load_model(str(folder)).prompts is not None
+    change(folder / "unet" / "config.json", class_embed_type="timestep")
+    refused(lambda: load_model(str(folder)), "its U-Net is told more than prompts", "class_embed_type")
+
+
+def test_other_kinds_on_the_hub_are_refused_before_their_weights_are_fetched(
+    latent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(latent, tmp_path / "hub" / "someone" / "latent")
+    with hub_of(tmp_path / "hub", tmp_path / "cache", monkeypatch) as files:
+        refused(lambda: load_model("someone/latent"), "someone/latent is a LDMPipeline")
+        assert all(file.endswith((".json", ".txt")) for file in files)
+
+
+def test_ddim_is_read_as_ddpm(tmp_path: Path) -> None:
+    betas = {"beta_schedule": "scaled_linear", "beta_end": 0.01}
+    DDIMPipeline(unet(), DDIMScheduler(**betas)).save_pretrained(tmp_path / "ddim")
+    DDPMPipeline(unet(), DDPMScheduler(**betas)).save_pretrained(tmp_path / "ddpm")
+    ddim, ddpm = (load_model(str(tmp_path / name)) for name in ("ddim", "ddpm"))
+    assert ddim.fingerprint == ddpm.fingerprint
+
+
+def test_a_schedule_without_betas_is_not_replaced_by_the_usual_one(tmp_path: Path) -> None:
+    unet().save_pretrained(tmp_path / "model" / "unet")
+    Sde().save_pretrained(tmp_path / "model" / "scheduler")
+    refused(lambda: load_model(str(tmp_path / "model")), "its schedule is a ScoreSdeVeScheduler", "DiffusionModel")
+
+
+def test_weights_of_a_larger_network_are_not_cut_to_fit(tmp_path: Path) -> None:
+    DDPMPipeline(unet(layers_per_block=2), DDPMScheduler()).save_pretrained(tmp_path / "model")
+    assert any("resnets.1" in name for name in load_file(tmp_path / "model/unet/diffusion_pytorch_model.safetensors"))
+    change(tmp_path / "model" / "unet" / "config.json", layers_per_block=1)
+    refused(lambda: load_model(str(tmp_path / "model")), "its weights have down_blocks.0.", "config.json has no place")
+
+
+# pickles that run code
+
+
+class Bomb:
+    """What runs when it is unpickled by whoever trusts it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_code_of_a_text_encoder_or_adapter_is_run(base: Path, broken: bool, tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    made = tmp_path / "made"
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    (folder / "text_encoder" / "model.safetensors").unlink()
+    of_peft, of_diffusers = tmp_path / "peft", tmp_path / "diffusers"
+    LoraConfig(r=2, target_modules=["to_q"]).save_pretrained(of_peft)
+    of_diffusers.mkdir()
+    pickles = [
+        folder / "text_encoder" / "pytorch_model.bin",
+        of_peft / "adapter_model.bin",
+        of_diffusers / "pytorch_lora_weights.bin",
+    ]
+    for path in pickles:
+        torch.save({"lora.up.weight": Bomb(made)}, path)
+        if broken:
+            path.write_bytes(path.read_bytes()[:100])
+    refused(lambda: load_model(str(folder)), f"cannot load the model '{folder}'")
+    for lora in (of_peft, of_diffusers, pickles[2]):
+        refused(lambda lora=lora: load_model(str(base), lora=str(lora)), repr(str(lora)))  # type: ignore[misc]
+    assert not made.exists()
+    if not broken:
+        torch.load(pickles[0], weights_only=False)
+        assert made.exists(), "the bomb is real"
+
+
+def test_a_pickled_text_encoder_is_one_line_at_the_command_line(base: Path, tmp_path: Path) -> None:
+    folder, made = Path(shutil.copytree(base, tmp_path / "model")), tmp_path / "made"
+    (folder / "text_encoder" / "model.safetensors").unlink()
+    torch.save({"x": Bomb(made)}, folder / "text_encoder" / "pytorch_model.bin")
+    save_npz(tmp_path / "images.npz", images=noise(4, 16, 16, 3))
+    outcome = dtrak(
+        "attribute",
+        "--model",
+        folder,
+        "--train",
+        "images.npz",
+        "--queries",
+        "images.npz",
+        "--out",
+        "s.npz",
+        cwd=tmp_path,
+    )
+    assert outcome.code == 2
+    assert f"cannot load the model '{folder}'" in outcome.error
+    assert not made.exists()
+
+
+# names
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", f"someone/{'x' * 5000}", "some\0one/x"])
+def test_names_that_no_file_can_have(base: Path, name: str) -> None:
+    refused(lambda: load_model(name), "no model at")
+    refused(lambda: load_model(str(base), lora=name), "no LoRA at")
+
+
+def test_a_pipe_is_no_model_and_no_lora(base: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    refused(lambda: load_model(str(tmp_path / "pipe.safetensors")), "is a file")
+    refused(lambda: load_model(str(base), lora=str(tmp_path / "pipe.safetensors")), "no LoRA at")
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    os.mkfifo(folder / "vae" / "diffusion_pytorch_model.safetensors")
+    refused(lambda: load_model(str(folder)), "vae/diffusion_pytorch_model.safetensors is a pipe or a device")
+    (tmp_path / "lora").mkdir()
+    os.mkfifo(tmp_path / "lora" / "pytorch_lora_weights.safetensors")
+    refused(lambda: load_model(str(base), lora=str(tmp_path / "lora")), "is a pipe or a device")
