@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from commands import dtrak
-from dtrak.images.images import load_images, read_ids
 from dtrak.errors import DtrakError
+from dtrak.images.images import load_images, read_ids
 from pictures_on_disk import everything, noise, refused, save_image, save_npz
 
 # links

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 import dtrak
 import tiny
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.errors import DtrakError, UsageError
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.models import ddpm
 
 TRAIN = dtrak.load_images("digits:train").select(range(12))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dtrak.cli.commands import app
 from PIL import Image
 
 from commands import dtrak, dtrak_fresh, dtrak_started
+from dtrak.cli.commands import app
 from dtrak.progress import Lines
 
 MakeRecipe = Callable[..., Path]

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtrak.errors import UsageError
+from dtrak.inputs.arrays import InMemory
 from dtrak.kernels.damping import (
     GRIDS,
     Damping,
@@ -15,7 +16,6 @@ from dtrak.kernels.damping import (
     scores_of_others,
 )
 from dtrak.kernels.ridge import Kernel, decompose
-from dtrak.inputs.arrays import InMemory
 
 
 def kernel_of(n: int, k: int, seed: int = 0, scale: float = 1.0) -> Kernel:

@@ -12,8 +12,8 @@ from scipy.stats import spearmanr
 import dtrak
 from commands import dtrak as run_dtrak
 from conftest import tiny_recipe
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.evaluation.comparison import compare
+from dtrak.inputs.benchmark import Benchmark
 from tiny_clip import save_clip
 
 IMAGES = 200

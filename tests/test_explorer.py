@@ -23,10 +23,10 @@ from dtrak.attribution.attributing import gather
 from dtrak.explorer.address import is_loopback, listen
 from dtrak.explorer.scoring import Live, Member
 from dtrak.explorer.uploads import FORMATS
+from dtrak.inputs.arrays import InMemory
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.ridge import Kernel, decompose
 from dtrak.methods import METHODS
-from dtrak.inputs.arrays import InMemory
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.runs.run import Run
 from serving import Server, colourful, encoded, served

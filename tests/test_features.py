@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from commands import dtrak, dtrak_started
-from dtrak.images.images import load_images
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.store import SHARD_ROWS, FeatureStore, Manifest, fill
+from dtrak.images.images import load_images
 
 MANIFEST = Manifest(
     model="aa", data="bb", objective="square", timesteps=[0, 100], draws=1, noise="shared", seed=0, parameters="all",

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dtrak.inputs.arrays import InMemory, Vectors
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.ridge import decompose
 from dtrak.methods import METHODS
-from dtrak.inputs.arrays import InMemory, Vectors
 
 Array = NDArray[np.float64]
 SIMILARITY = ("gradient-dot", "gradient-cosine")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dtrak.errors import UsageError
+from dtrak.inputs.arrays import RetrainedLosses
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS
-from dtrak.inputs.arrays import RetrainedLosses
 from test_benchmark import random_halves
 
 Array = NDArray[np.float64]

@@ -12,8 +12,8 @@ from dtrak.errors import UsageError
 from dtrak.printing import show, tell
 
 if TYPE_CHECKING:
-    from dtrak.inputs.benchmark import Benchmark
     from dtrak.engines import Engine
+    from dtrak.inputs.benchmark import Benchmark
     from dtrak.runs.run import Run
     from dtrak.tables import Table
 
@@ -70,10 +70,10 @@ def lds(
     out = run_folder / "lds.json" if out is None and run_folder is not None else out
     _check_files(out, table)
 
-    from dtrak.inputs.benchmark import Benchmark
     from dtrak.cli.pipeline import benchmark_settings, keep_comparison
     from dtrak.evaluation.comparison import check_question, compare
     from dtrak.files import kept_until_done, write_text
+    from dtrak.inputs.benchmark import Benchmark
 
     if "retrained" in settings:
         raise UsageError(f"--retrained {settings['retrained']}: methods learn from the benchmark's own models here")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dtrak.attribution.attributing import attribute, check_objective, gather
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.attribution.evidence import Evidence
 from dtrak.attribution.scores import Scores, load_scores, save_scores
 from dtrak.engines import Engine
@@ -24,6 +23,7 @@ from dtrak.features.featurizing import feature_settings
 from dtrak.files import write_json, write_text
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.kernels.damping import Damping
 from dtrak.methods import chosen_methods, split_methods
 from dtrak.methods.method import Gradients

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from dtrak.inputs.benchmark import QUERIES, losses_file
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError, choose
 from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, model_of, read_whole, retrained, threads_per_job
@@ -30,6 +29,7 @@ from dtrak.files import alone_in, as_npy, as_npz, clear_leftovers, whole_folder,
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
+from dtrak.inputs.benchmark import QUERIES, losses_file
 from dtrak.models import save_model
 from dtrak.models.prompts import PROMPT
 from dtrak.runs.recipes import Evaluation, Recipe, first_difference

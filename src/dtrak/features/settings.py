@@ -1,39 +1,44 @@
-"""How features are made: every setting, declared once, with its limits and its help text."""
+"""How features are made: every setting, declared once, with its default and its help text."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from dtrak.errors import UsageError, choose
 from dtrak.features.store import DTYPES
 from dtrak.gradients.projections import PROJECTIONS
 
 
-def setting(default: Any, metavar: str, help: str, *, shown: str | None = None, least: int | None = None) -> Any:
-    """A field that the command line has an option for; help says `shown` where the default needs words."""
-    return field(default=default, metadata={"metavar": metavar, "help": help, "shown": shown, "least": least})
+@dataclass(frozen=True)
+class Option:
+    """How the command line shows a setting: what it takes, what it is for, and its default where that needs words."""
+
+    metavar: str
+    help: str
+    default: str | None = None
+    least: int = 1  # of a whole number
 
 
 @dataclass(frozen=True)
 class FeatureSettings:
     """How features are made, objective aside."""
 
-    timesteps: int | str = setting(10, "K", "K evenly spaced ones, cumulative:K, or a list 0,100,200.")
-    draws: int = setting(1, "Z", "Noises at each timestep.", least=1)
-    noise: Literal["shared", "per-image"] = setting("shared", "KIND", "shared by all images, or per-image.")
-    projection: str = setting("sketch", "KIND", "sketch, dense, dense-rademacher or identity.")
-    projection_dim: int = setting(4096, "N", "Numbers kept for each image.", least=1)
-    parameters: str | None = setting(
-        None,
-        "PATTERN",
-        "Only parameters whose name matches, e.g. 'up_blocks|conv_out', or all.",
-        shown="the LoRA, or else all",
-    )
-    seed: int = setting(0, "SEED", "Of the noise and the projection.", least=0)
+    timesteps: Annotated[int | str, Option("K", "K evenly spaced ones, cumulative:K, or a list 0,100,200.")] = 10
+    draws: Annotated[int, Option("Z", "Noises at each timestep.")] = 1
+    noise: Annotated[Literal["shared", "per-image"], Option("KIND", "shared by all images, or per-image.")] = "shared"
+    projection: Annotated[str, Option("KIND", "sketch, dense, dense-rademacher or identity.")] = "sketch"
+    projection_dim: Annotated[int, Option("N", "Numbers kept for each image.")] = 4096
+    parameters: Annotated[
+        str | None,
+        Option(
+            "PATTERN", "Only parameters whose name matches, e.g. 'up_blocks|conv_out'.", "those of the LoRA, or all"
+        ),
+    ] = None
+    seed: Annotated[int, Option("SEED", "Of the noise and the projection.", least=0)] = 0
     projection_seed: int | None = None  # where the projection has its own
-    dtype: str = setting("float32", "KIND", "Of features on disk: float32, float16, bfloat16.")
-    autocast: bool = setting(False, "", "Forward passes in bfloat16.")
-    batch_size: int | None = setting(None, "N", "Images that share a pass.", shown="by the model's size", least=1)
-    skip_bad: bool = setting(False, "", "Leave out images whose gradient is not finite, instead of failing.")
+    dtype: Annotated[str, Option("KIND", "Of features on disk: float32, float16, bfloat16.")] = "float32"
+    autocast: Annotated[bool, Option("", "Forward passes in bfloat16.")] = False
+    batch_size: Annotated[int | None, Option("N", "Images that share a pass.", "by the model's size")] = None
+    skip_bad: Annotated[bool, Option("", "Leave out images whose gradient is not finite, instead of failing.")] = False
 
     def __post_init__(self) -> None:
         PROJECTIONS.choose(self.projection)

@@ -9,19 +9,12 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dtrak.errors import UsageError
+from dtrak.sections import Positive, Section, Seed
 
-Positive = Annotated[int, Field(gt=0)]
-Seed = Annotated[int, Field(ge=0)]
 Rows = NDArray[np.int64]
-
-
-class Section(BaseModel):
-    """A part of a recipe: every field is checked, and none that it does not know is taken."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Selection(Section):

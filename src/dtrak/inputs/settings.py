@@ -1,14 +1,15 @@
 """How training images are scored: every setting, declared once, for Python, recipes and the command line alike.
 
-Recipes take these fields as their section `attribution`, commands make an option of each that has a help text, and
+A recipe's section `attribution` has these fields, commands have an option for each that comes with an `Option`, and
 `dtrak.attribute` has them in its signature.
 """
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
 from dtrak.features.encoders import DEFAULT_ENCODER
-from dtrak.features.settings import FeatureSettings, setting
+from dtrak.features.settings import FeatureSettings, Option
 from dtrak.kernels.damping import Damping
 
 
@@ -16,31 +17,29 @@ from dtrak.kernels.damping import Damping
 class Settings(FeatureSettings):
     """How features are made, what is scored from them, and what some methods need beside the model and the images."""
 
-    objective: str | None = setting(
-        None,
-        "NAME",
-        "For d-trak: simple, elbo, square, avg, l1, l2, linf or interpolated(η).",
-        shown="square",
-    )
+    objective: Annotated[
+        str | None,
+        Option("NAME", "For d-trak: simple, elbo, square, avg, l1, l2, linf or interpolated(η).", "square"),
+    ] = None
     damping: float | str = "auto"  # λ: auto, spectrum, a fraction of the mean eigenvalue, or absolute:5
-    checkpoints: Path | None = setting(
-        None, "FOLDER", "For tracin, gas: models on their way through training.", shown="RUN/checkpoints"
-    )
-    checkpoint_count: int = setting(4, "N", "How many of them, evenly spaced.", least=1)
-    retrained: Path | None = setting(
-        None, "FOLDER", "For ensembles, empirical-influence, datamodel: a benchmark folder.", shown="RUN/benchmark"
-    )
-    ensemble_size: int = setting(8, "S", "How many of its models an ensemble has.", least=1)
+    checkpoints: Annotated[
+        Path | None, Option("FOLDER", "For tracin, gas: models on their way through training.", "RUN/checkpoints")
+    ] = None
+    checkpoint_count: Annotated[int, Option("N", "How many of them, evenly spaced.")] = 4
+    retrained: Annotated[
+        Path | None,
+        Option("FOLDER", "For ensembles, empirical-influence, datamodel: a benchmark folder.", "RUN/benchmark"),
+    ] = None
+    ensemble_size: Annotated[int, Option("S", "How many of its models an ensemble has.")] = 8
     subsets: int | None = None  # only the models of its first so many subsets
     output: str = "simple"  # the objective that its losses are of
-    encoder: str = setting(
-        DEFAULT_ENCODER,
-        "NAME",
-        "For clip-dot, clip-cosine: efficientnet-lite0, or a CLIP model by folder or hub id.",
-    )
-    step: int | None = setting(
-        None, "T", "For journey-trak: one timestep of the trajectory.", shown="all of them", least=0
-    )
+    encoder: Annotated[
+        str,
+        Option("NAME", "For clip-dot, clip-cosine: efficientnet-lite0, or a CLIP model by folder or hub id."),
+    ] = DEFAULT_ENCODER
+    step: Annotated[
+        int | None, Option("T", "For journey-trak: one timestep of the trajectory.", "all of them", least=0)
+    ] = None
     ddim_steps: int = 50  # in which the queries were drawn
     guidance: float | None = None  # with which the queries were drawn
     latents: Path | None = None  # a folder that keeps what an autoencoder made of images; that of the features if None

@@ -1,5 +1,6 @@
 """Unconditional DDPM: diffusers' UNet2DModel and DDPMScheduler, in diffusers' own folder layout."""
 
+import json
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,13 @@ def _find_parts(folder: Path, source: str) -> tuple[Path, Path]:
                 "works with in dtrak.DiffusionModel"
             )
     return folder / network, folder / schedule
+
+
+def described(model: DiffusionModel) -> dict[str, dict[str, Any]]:
+    """What a model's network and schedule were made with, as JSON has it: lists, no tuples."""
+    return {"unet": _settings(model.network), "schedule": _settings(model.scheduler)}
+
+
+def _settings(part: Any) -> dict[str, Any]:
+    config = {name: value for name, value in part.config.items() if not name.startswith("_")}
+    return dict(json.loads(json.dumps(config, default=str)))

@@ -34,6 +34,7 @@ class DiffusionModel:
     autoencoder: Autoencoder | None = None
     prompts: Prompts | None = None
     base: str | None = None  # the pipeline that its LoRA belongs to
+    family: str = "ddpm"  # that saves it
     process: Process = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How large a recipe's model is, before it exists: laid out on torch's meta device, where tensors are shapes alone."""
+"""How large a model is, before it exists: laid out on torch's meta device, where tensors are shapes alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,8 +15,8 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from dtrak.models import ddpm
 from dtrak.models.memory import Peak, kept_bytes
 from dtrak.models.pipelines import check_kind, local_configs
+from dtrak.models.settings import LoRA, Shape
 from dtrak.models.stable_diffusion import add_lora
-from dtrak.runs.recipes import DDPMRecipe, LoRA, Model
 
 # Stable Diffusion 1, where it differs from diffusers' and transformers' defaults.
 UNET: dict[str, Any] = {"cross_attention_dim": 768, "attention_head_dim": 8}
@@ -51,19 +51,23 @@ class FusedAttention(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def lay_out(model: Model, shape: tuple[int, int, int], source: str) -> Layout:
-    """The size of a recipe's model for images of `shape` (C, H, W)."""
+def lay_out_ddpm(unet: dict[str, Any], schedule: dict[str, Any], shape: Shape, source: str) -> Layout:
+    """The size of an unconditional U-Net for images of `shape` (C, H, W)."""
     with torch.device("meta"), FusedAttention():
-        if isinstance(model, DDPMRecipe):
-            built = ddpm.new(model.unet, model.schedule.model_dump(), shape, source)
-            return _measured(built.network, 0, lambda: built.predict(torch.zeros(1, *shape), _timestep()))
-        configs = local_configs(model.base)
-        if configs is not None:
-            check_kind(configs, model.base)
-        return _stable_diffusion(configs, model.lora, shape, source)
+        built = ddpm.new(unet, schedule, shape, source)
+        return _measured(built.network, 0, lambda: built.predict(torch.zeros(1, *shape), _timestep()))
 
 
-def _stable_diffusion(configs: Path | None, lora: LoRA, shape: tuple[int, int, int], source: str) -> Layout:
+def lay_out_stable_diffusion(base: str, lora: LoRA, shape: Shape, source: str) -> Layout:
+    """The size of a pipeline with a LoRA, for images of `shape` (C, H, W)."""
+    configs = local_configs(base)
+    if configs is not None:
+        check_kind(configs, base)
+    with torch.device("meta"), FusedAttention():
+        return _stable_diffusion(configs, lora, shape, source)
+
+
+def _stable_diffusion(configs: Path | None, lora: LoRA, shape: Shape, source: str) -> Layout:
     """With a LoRA beside the U-Net of a pipeline; of Stable Diffusion 1 where its parts are not described."""
     unet, vae, text_encoder = _unet(configs), _vae(configs), _text_encoder(configs)
     add_lora(unet, lora, source)

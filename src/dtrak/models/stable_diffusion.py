@@ -38,8 +38,8 @@ from dtrak.models.pipelines import (
     whole_weights,
 )
 from dtrak.models.prompts import Prompts
+from dtrak.models.settings import LoRA
 from dtrak.models.text_encoders import ClipText
-from dtrak.runs.recipes import LoRA
 
 logging.disable_progress_bar()  # they load in less time than a bar takes to draw
 
@@ -135,6 +135,7 @@ def load(folder: Path, source: str, lora: str | None = None, template: str | Non
         Autoencoder(vae),
         Prompts(ClipText(tokenizer, encoder), template),
         source if lora is not None else None,
+        family="stable-diffusion",
     )
 
 
@@ -150,6 +151,14 @@ def lora_of(unet: UNet2DConditionModel) -> dict[str, Any]:
     config = unet.peft_config[ADAPTER]
     ranks = {name.partition(".lora_A")[0]: len(value) for name, value in unet.named_parameters() if ".lora_A" in name}
     return {"lora": {"rank": config.r, "alpha": config.lora_alpha, "rank at": ranks}}
+
+
+def lora_made_of(lora: LoRA, unet: UNet2DConditionModel, source: str) -> dict[str, Any]:
+    """What `lora_of` says of a new LoRA on such a U-Net."""
+    with torch.device("meta"):
+        built = UNet2DConditionModel.from_config(unet.config)
+        add_lora(built, lora, source)
+    return lora_of(built)
 
 
 def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dtrak.inputs.gradients import Gradients
 from dtrak.methods import METHODS
-from dtrak.methods.method import Gradients
 from dtrak.report.comparisons import Measured
 
 # The settings that make a curve: what its title and its axis say.

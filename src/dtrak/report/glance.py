@@ -53,8 +53,7 @@ def trust(nearest: list[Measured], attribution: Mapping[str, Any]) -> Trust | No
 
 def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, str]:
     """The run in words, by what they are about."""
-    model, training = run.recipe.model, run.recipe.training
-    total = model.timesteps
+    total, training = run.recipe.timesteps, run.recipe.training
     timesteps = len(select_timesteps(settings["timesteps"], total))
     found = {
         "Model": _model(run),
@@ -67,7 +66,7 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
         "Projection k": "none"
         if settings["projection"] == "identity"
         else f"{settings['projection_dim']:,} dimensions, {settings['projection']}",
-        "Parameters": settings.get("parameters") or ("all" if model.kind == "ddpm" else "those of the LoRA"),
+        "Parameters": settings.get("parameters") or run.recipe.family.attributed,
         "Damping λ": str(settings["damping"]),
         "Seed": str(settings["seed"]),
         "Time of the last question": duration(settings["seconds"]),
@@ -83,28 +82,19 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
 
 def _model(run: Run) -> str:
     channels, height, width = run.train_images.shape
-    model = run.recipe.model
     images = f"for {width} × {height} {'grey' if channels == 1 else 'colour'} images"
-    if isinstance(model, DDPMRecipe):
-        widths = model.unet.get("block_out_channels", ["diffusers’ default"])
-        return f"DDPM {images}, U-Net of width {', '.join(map(str, widths))}"
-    return f"Stable Diffusion {images}, {model.base} with a LoRA of rank {model.lora.rank}, prompts “{model.prompt}”"
+    return run.recipe.family.description(run.recipe.model, images)
 
 
 def _passes(settings: Mapping[str, Any], timesteps: int, scores: Scores) -> str:
     """The forward and backward passes of the methods that ask the model itself for gradients."""
-    objectives, partners = set(), set()
-    for method in (METHODS[name] for name in settings["method"] if name in METHODS):
-        source = method.source
-        if isinstance(source, Gradients) and source.models == "final" and not source.journey:
-            first, *others = objectives_of(method, settings["objective"])
-            objectives |= {first, *others}
-            if method.damped and Damping.parse(settings["damping"]).asks_partner:
-                partners.add(partner_of(first))  # of the training images alone
-    if not objectives:
+    methods = [METHODS[name] for name in settings["method"] if name in METHODS]
+    asking = [one for one in methods if not (isinstance(one.source, Gradients) and one.source.along_trajectory)]
+    needed = needed_by(asking, settings["objective"], Damping.parse(settings["damping"])).get("final")
+    if needed is None:
         return ""
     train, queries, copies = len(scores.train_ids), len(scores.query_ids), timesteps * settings.get("draws", 1)
-    total = copies * (len(objectives | partners) * train + len(objectives) * queries)
-    of_objectives = f", for {len(objectives | partners)} objectives" if len(objectives | partners) > 1 else ""
+    total = copies * (len(needed.train) * train + len(needed.queries) * queries)
+    of_objectives = f", for {len(needed.train)} objectives" if len(needed.train) > 1 else ""
     copied = "one noised copy" if copies == 1 else f"{copies:,} noised copies"
     return f"{total:,} gradient passes: {copied} of each image{of_objectives}"

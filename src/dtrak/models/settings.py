@@ -1,0 +1,45 @@
+"""What a recipe's section `model` says, for each family of models."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dtrak.sections import Fraction, Open, Positive, Section
+
+Shape = tuple[int, int, int]  # (C, H, W) of an image
+
+
+class Schedule(Section):
+    """The noise schedule, in diffusers' words."""
+
+    num_train_timesteps: Positive = 1000
+    beta_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
+    beta_start: Open = 1e-4
+    beta_end: Open = 0.02
+    prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
+
+
+class DDPMSettings(Section):
+    """An unconditional DDPM; `unet` is the configuration of diffusers' UNet2DModel, size and channels aside."""
+
+    kind: Literal["ddpm"] = "ddpm"
+    unet: dict[str, Any]
+    schedule: Schedule = Schedule()
+
+
+class LoRA(Section):
+    """Which layers of a frozen network get a trained update of low rank, in peft's words."""
+
+    rank: Positive
+    alpha: Positive  # the update is scaled by alpha / rank
+    dropout: Fraction = 0.0
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("to_q", "to_k", "to_v", "to_out.0")
+
+
+class StableDiffusionSettings(Section):
+    """Stable Diffusion, fine-tuned with LoRA on images and their prompts."""
+
+    kind: Literal["stable-diffusion"]
+    base: str  # a pipeline's folder, or a hub id
+    lora: LoRA
+    prompt: str  # over an image's columns: "a {label} painting", "{caption}"
