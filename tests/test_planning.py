@@ -197,7 +197,7 @@ def test_a_pipeline_of_the_hub_is_looked_up_without_its_weights(
     recipe = load_recipe("artbench2", "small", {"model": {"base": "someone/tiny", "prompt": "{caption}"}, "data": data})
     with hub_of(tmp_path / "hub", tmp_path / "cache", monkeypatch) as files:
         table = plan(recipe, tmp_path / "run")
-    assert {Path(file).name for file in files} == {"config.json"}
+    assert {Path(file).name for file in files} == {"model_index.json", "config.json", "scheduler_config.json"}
     assert "someone/tiny will be downloaded, unless it was before" in table.notes
     own = load_recipe("artbench2", "small", {"model": {"base": str(base)}})
     layout = lay_out(own.model, (3, 64, 64), "tiny")

@@ -195,7 +195,10 @@ def _visible_files(folder: Path) -> Iterator[Path]:
             links = [Path(parent, name) for name in folders if os.path.islink(os.path.join(parent, name))]
             for link in links:
                 around = Path(here).is_relative_to(os.path.realpath(link))
-                say(f"Left out: {link} is a link to a folder around it") if around else waiting.append(link)
+                if around:
+                    say(f"Left out: {link} is a link to a folder around it")
+                else:
+                    waiting.append(link)
             folders[:] = [name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen]
             for name in METADATA_FILES:
                 if name in folders:

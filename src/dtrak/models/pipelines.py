@@ -57,8 +57,10 @@ def local_folder(source: str) -> Path:
         raise UsageError(f"{source} is a file: give the folder of a diffusers model (with unet/ and scheduler/)")
     nowhere = f"no model at {source!r}: give a diffusers folder (with unet/ and scheduler/) or a hub id"
     folder = downloaded(source, FILES, nowhere)
-    # before gigabytes are on their way
-    check_kind(folder, source) if is_pipeline(folder) else check_index(folder, source, UNCONDITIONAL)
+    if is_pipeline(folder):  # other kinds are refused before gigabytes are on their way
+        check_kind(folder, source)
+    else:
+        check_index(folder, source, UNCONDITIONAL)
     networks = [part for part in NETWORKS if (folder / part / "config.json").exists()]
     for place, form in enumerate(FORMS):  # what is there is not fetched again; what is half there is completed
         lacking = [part for part in networks if form_of(folder / part) not in FORMS[:place]]
