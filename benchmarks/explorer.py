@@ -66,7 +66,9 @@ def main() -> None:
     options.add_argument("--clients", type=int, default=8, choices=range(1, 33), metavar="1…32")
     options.add_argument("--seconds", type=int, default=20, choices=range(1, 301), metavar="1…300")
     given = options.parse_args()
-    table = Table("clients", "requests", "requests/s", "median", "95th percentile", "statuses", box=None, pad_edge=False)
+    table = Table(
+        "clients", "requests", "requests/s", "median", "95th percentile", "statuses", box=None, pad_edge=False
+    )
     with TemporaryDirectory() as folder, served(given.run or made(Path(folder))) as port:
         pictures = warmed(port)
         for clients, most, seconds in ((1, ALONE, given.seconds), (given.clients, MOST_REQUESTS, given.seconds)):

@@ -71,6 +71,7 @@ class Evidence:
     folder: Path  # that keeps features
     engine: Engine | None = None  # that computes gradients; this process if None
     with_partners: bool = False  # whether damping will compare each objective with another
+    queries_folder: Path | None = None  # that keeps what is made of the queries; `folder` if None
     _made: dict[Any, Any] = field(default_factory=dict)
     _of_training: dict[Any, Any] = field(default_factory=dict)  # what was made whatever the queries
     _seconds: dict[Any, float] = field(default_factory=dict)  # that what was made has taken
@@ -149,10 +150,13 @@ class Evidence:
             case _:
                 return 0
 
-    def asking(self, queries: Images) -> "Evidence":
-        """The same about other queries; what is made of the training images, now or later, serves both."""
+    def asking(self, queries: Images, folder: Path | None = None) -> "Evidence":
+        """The same about other queries; what is made of the training images, now or later, serves both.
+
+        With a `folder`, all that is made of the queries is kept there and nowhere else, so that it can be removed.
+        """
         self.model.check_fits(queries.shape, queries.source)
-        return replace(self, queries=queries, _made={}, _seconds={})
+        return replace(self, queries=queries, queries_folder=folder, _made={}, _seconds={})
 
     def check(self, method: Method) -> None:
         """Say what the method lacks, before anything takes its time."""
@@ -206,17 +210,18 @@ class Evidence:
         if of == "train":
             view: View = self._once_for_all("view", partial(self.model.view, self.train, folder))
         else:
+            folder = folder if self.queries_folder is None else self.queries_folder / "latents"
             view = self._once("view", partial(self.model.view, self.queries, folder))
         return view
 
     def _embeddings(self) -> Vectors:
-        train, queries = (self._embedded(images) for images in (self.train, self.queries))
-        return Vectors(InMemory(train), queries)
+        train = self._embedded(self.train, self.folder)
+        return Vectors(InMemory(train), self._embedded(self.queries, self.queries_folder or self.folder))
 
-    def _embedded(self, images: Images) -> NDArray[np.float32]:
+    def _embedded(self, images: Images, folder: Path) -> NDArray[np.float32]:
         """[N, d], kept with the features."""
         name = f"embeddings-{stable_hash(self.resources.encoder):016x}-{images.fingerprint}.npy"
-        path = self.folder / name
+        path = folder / name
         if not path.exists():
             write_bytes(path, as_npy(embed(self._encoder, images)))
         return np.asarray(np.load(path, allow_pickle=False))
@@ -302,13 +307,14 @@ class Evidence:
                 if self.with_partners and method.damped:
                     partners[partner_of(objectives[0])] = None
         model, settings, folder = self.model, self.settings, self.folder
+        of_queries = self.queries_folder or folder
         if path is not None:
             model = load_model(str(path)).fitted_to(self.train.shape).to(self.model.device)
-            folder = folder / path.name
+            folder, of_queries = folder / path.name, of_queries / path.name
             settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
-        make = partial(featurize, model, folder=folder, engine=self.engine)
+        make = partial(featurize, model, folder=of_queries, engine=self.engine)
         of_train = [*wanted[False] | wanted[True] | partners]
-        of_training = partial(make, self._view("train"), of_train, settings, name="train")
+        of_training = partial(make, self._view("train"), of_train, settings, name="train", folder=folder)
         stores = {"train": self._once_for_all(("train", models, member), of_training)}
         if wanted[False]:
             name = f"queries-{self.queries.fingerprint[:8]}"

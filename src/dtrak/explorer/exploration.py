@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.damping import Damping
 from dtrak.data import Images
 from dtrak.errors import UsageError
 from dtrak.evidence import Resources
-from dtrak.explorer.asked import keep, kept, name_of
-from dtrak.explorer.catalog import Catalog, Entry
+from dtrak.explorer.asked import features_of, keep, kept, name_of, remove_oldest
+from dtrak.explorer.catalog import Catalog, Entry, Part
 from dtrak.explorer.questions import Question, Questions
 from dtrak.explorer.scoring import Fixed, Live, Scored, Scorer, finds_auto_for_nothing
 from dtrak.featurizing import FeatureSettings
 from dtrak.methods import Method
-from dtrak.methods.method import Values
 from dtrak.models import DiffusionModel
 from dtrak.pipeline import gather_run
 from dtrak.progress import say
@@ -52,9 +50,9 @@ class Exploration:
     damping: str  # unless another is asked for
     recipe_damping: str
 
-    def scored(self, set_name: str, method: Method) -> list[tuple[Images, Scored]]:
+    def scored(self, set_name: str, method: Method) -> list[tuple[Part, Scored]]:
         """The scores of all pictures of a set that the method can answer about; the work begins if it has not."""
-        found = [(part, self.scorer.scored(part, method)) for part in [*self.sets[set_name].parts]]
+        found = [(part, self.scorer.scored(part.images, method)) for part in [*self.sets[set_name].parts]]
         if any(scored is None for _, scored in found):
             raise NotReadyError(self.prepare(set_name, method))
         answers = [(part, scored) for part, scored in found if isinstance(scored, Live | Fixed)]
@@ -63,25 +61,31 @@ class Exploration:
             raise refusals[0]
         return answers
 
-    def scores_of(self, set_name: str, entry: Entry, method: Method, damping: Damping) -> Values:
-        """Of one picture, [N]."""
+    def scored_with(self, set_name: str, entry: Entry, method: Method) -> Scored:
+        """The scores of a picture and of those that came with it."""
         scored = self.scorer.scored(entry.images, method)
         if scored is None:
             raise NotReadyError(self.prepare(set_name, method))
         if isinstance(scored, UsageError):
             raise scored
-        return np.asarray(scored.scores(damping, slice(entry.position, entry.position + 1))[0])
+        return scored
 
     def prepare(self, set_name: str, method: Method) -> Question:
         """Have the scores of a set of pictures made ready."""
-        parts = self.sets[set_name].parts[:]
 
         def work() -> None:
-            for part in parts:
-                self.scorer.prepare(part, method)
+            for part in self.sets[set_name].parts[:]:
+                self._prepare(set_name, part.images, method)
 
-        key = f"prepare {set_name} {len(parts)} {method.name}"
-        return self.questions.ask(key, f"{method.name}, {self.sets[set_name].title}", work, is_bounded=False)
+        title = f"{method.name}, {self.sets[set_name].title}"
+        return self.questions.ask(f"prepare {set_name} {method.name}", title, work, is_bounded=False)
+
+    def _prepare(self, set_name: str, pictures: Images, method: Method) -> None:
+        """What is made of a picture that was asked about lies apart, as it goes when the picture does."""
+        folder = None
+        if set_name == ASKED:
+            folder = features_of(self.run, str(pictures.ids[0])) / self.scorer.evidence.folder.name
+        self.scorer.prepare(pictures, method, folder)
 
     def prepare_first(self) -> None:
         """Begin with the first set of pictures, by all methods."""
@@ -113,11 +117,17 @@ class Exploration:
         return self.questions.ask(f"seed {seed} {told or ''}", f"the picture of seed {seed}", work)
 
     def _answer(self, picture: Images) -> str:
-        """Have all methods that can score a picture; gives its id."""
+        """Have all methods that can score a picture; gives its id. The oldest picture makes room for it."""
         for method in self.methods.values():
-            self.scorer.prepare(picture, method)
+            self._prepare(ASKED, picture, method)
+        id_ = str(picture.ids[0])
         self.sets[ASKED].add(picture)
-        return str(picture.ids[0])
+        for removed in remove_oldest(self.run, but=id_):
+            gone = self.sets[ASKED].remove(removed)
+            if gone is not None:
+                self.scorer.forget(gone)
+            self.questions.forget(removed)
+        return id_
 
 
 def explore(run: Run, changes: Mapping[str, Any], device: str) -> Exploration:
@@ -126,7 +136,7 @@ def explore(run: Run, changes: Mapping[str, Any], device: str) -> Exploration:
     last = _last_attribution(run)
     sets = _sets(run, last.pop("queries", None))
     settings = last | dict(changes)
-    first = next((one.parts[0] for one in sets.values() if one.parts), run.train_images.select([0]))
+    first = next((one.parts[0].images for one in sets.values() if one.parts), run.train_images.select([0]))
     evidence = gather_run(run, model, first, settings)
     if finds_auto_for_nothing(evidence.methods, evidence.objective):
         evidence = replace(evidence, with_partners=True)

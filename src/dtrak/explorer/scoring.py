@@ -8,6 +8,7 @@ queries costs as much as one of them. Methods without λ keep their scores as th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -116,16 +117,21 @@ class Scorer:
         """None if it is not prepared; an error if the method has no answer about these queries."""
         return self.known.get((queries.fingerprint, method.name))
 
-    def prepare(self, queries: Images, method: Method) -> None:
-        """Make what the scores of these queries come from, or read it from the store."""
+    def prepare(self, queries: Images, method: Method, folder: Path | None = None) -> None:
+        """Make what the scores of these queries come from, or read it from the store, which may be a `folder` apart."""
         if self.scored(queries, method) is None:
             try:
-                self.known[queries.fingerprint, method.name] = self._scored(queries, method)
+                self.known[queries.fingerprint, method.name] = self._scored(queries, method, folder)
             except UsageError as error:
                 self.known[queries.fingerprint, method.name] = error
 
-    def _scored(self, queries: Images, method: Method) -> Scored:
-        evidence = self.evidence.asking(queries)
+    def forget(self, queries: Images) -> None:
+        """Forget the scores of these queries by all methods."""
+        for key in [key for key in self.known if key[0] == queries.fingerprint]:
+            del self.known[key]
+
+    def _scored(self, queries: Images, method: Method, folder: Path | None) -> Scored:
+        evidence = self.evidence.asking(queries, folder)
         evidence.check(method)
         if not method.damped:
             return Fixed(evidence.scores(method, Damping()))
