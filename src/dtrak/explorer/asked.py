@@ -67,18 +67,17 @@ def features_of(run: Run, id_: str) -> Path:
     return run.folder / FOLDER / FEATURES / Path(id_).stem
 
 
-def remove_oldest(run: Run, but: str) -> list[str]:
-    """Remove the oldest pictures beyond the bounds, `but` one, with all that was made of them; gives their ids."""
-    paths, removed = _paths(run), []
+def remove_oldest(run: Run, but: str) -> set[str]:
+    """Remove the oldest pictures beyond the bounds, `but` one, with all that was made of them; gives who is left."""
+    paths = _paths(run)
     sizes = {path: sum(_size(one) for one in _all_of(run, path)) for path in paths}
     for path in paths:
         if len(sizes) <= MOST_PICTURES and sum(sizes.values()) <= MOST_BYTES:
             break
         if path.name != but and _is_own(run, path):
             _remove(run, path)
-            removed.append(path.name)
             del sizes[path]
-    return removed
+    return {path.name for path in sizes}
 
 
 def _paths(run: Run) -> list[Path]:
@@ -129,7 +128,9 @@ def _open(run: Run, path: Path) -> Images:
     image, told = run.query_images(str(path)), _told(path)
     columns = {SEED: np.array([int(told[SEED])])} if SEED in told else {}
     columns |= {PROMPT: np.array([told[PROMPT]])} if PROMPT in told else {}
-    return replace(image, columns=columns) if told else image
+    image = replace(image, columns=columns) if told else image
+    _ = image.fingerprint  # is found and kept as long as the file is there
+    return image
 
 
 def _told(path: Path) -> dict[str, str]:

@@ -66,17 +66,12 @@ class Catalog:
         self.entries += part.entries
         self.parts.append(part)
 
-    def remove(self, id_: str) -> Images | None:
-        """Remove the part that has an image of this id; gives its images."""
-        part = next((part for part in self.parts if any(entry.id == id_ for entry in part.entries)), None)
-        if part is None:
-            return None
-        gone = {entry.number for entry in part.entries}
-        self.parts = [one for one in self.parts if one is not part]
-        self.entries = [entry for entry in self.entries if entry.number not in gone]
-        self.by_id = {entry.id: entry for entry in self.entries}
-        self.by_number = {entry.number: entry for entry in self.entries}
-        return part.images
+    def remove(self, entry: Entry) -> None:
+        """Remove an image and those that were added with it."""
+        self.parts = [part for part in self.parts if part.images is not entry.images]
+        self.entries = [one for one in self.entries if one.images is not entry.images]
+        self.by_id = {one.id: one for one in self.entries}
+        self.by_number = {one.number: one for one in self.entries}
 
     def neighbours(self, entry: Entry) -> tuple[Entry | None, Entry | None]:
         """The images before and after it."""

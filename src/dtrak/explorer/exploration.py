@@ -120,13 +120,13 @@ class Exploration:
         """Have all methods that can score a picture; gives its id. The oldest picture makes room for it."""
         for method in self.methods.values():
             self._prepare(ASKED, picture, method)
-        id_ = str(picture.ids[0])
-        self.sets[ASKED].add(picture)
-        for removed in remove_oldest(self.run, but=id_):
-            gone = self.sets[ASKED].remove(removed)
-            if gone is not None:
-                self.scorer.forget(gone)
-            self.questions.forget(removed)
+        id_, asked = str(picture.ids[0]), self.sets[ASKED]
+        asked.add(picture)
+        left = remove_oldest(self.run, but=id_)
+        for entry in [one for one in asked.entries if one.id not in left]:
+            asked.remove(entry)
+            self.scorer.forget(entry.images)
+            self.questions.forget(entry.id)
         return id_
 
 

@@ -23,6 +23,7 @@ HEADERS = {
 
 
 IN_WORK = 64  # requests at a time
+LONGEST_ADDRESS = 16 << 10  # characters
 
 
 class Limit:
@@ -76,6 +77,8 @@ class Guard:
             await send(message)
 
         reason = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
+        if len(scope["raw_path"]) + len(scope["query_string"]) > LONGEST_ADDRESS:
+            reason = 414, f"the address is longer than {LONGEST_ADDRESS:,} characters"
         app = self.app if reason is None else JSONResponse({"error": reason[1]}, reason[0])
         await app(scope, receive, send_guarded)
 

@@ -17,7 +17,7 @@ from dtrak.explorer.guard import HEADERS
 CONNECTIONS = 512  # at a time
 SECONDS_TO_SEND = 5  # for a head, and for each part of a body
 PART = 64 << 10  # bytes of a body
-SECONDS_TO_TAKE = 10  # for what the system does not hold of an answer
+SECONDS_TO_TAKE = 5  # for what the system does not hold of an answer
 WAITING = (h11.IDLE, h11.SEND_BODY)  # the client's states in which it is the client's turn
 
 
