@@ -12,13 +12,14 @@ BACKLOG = 128  # connections that may wait to be taken
 def listen(host: str, port: int | None) -> socket.socket:
     """A socket on a port of this machine: the one asked for, or the first that is free."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port or PORT, type=socket.SOCK_STREAM)[0]
+        found_at = socket.getaddrinfo(host, port or PORT, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        family, kind, protocol, _, address = found_at[0]
     except OSError as error:
         raise UsageError(
             f"host {host!r}: {error.strerror}; give an address of this machine such as 127.0.0.1"
         ) from None
     for tried in range(PORT, PORT + TRIED) if port is None else [port]:
-        found = socket.socket(family, socket.SOCK_STREAM)
+        found = socket.socket(family, kind, protocol)  # asyncio sends at once (TCP_NODELAY) only where TCP is named
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((address[0], tried))

@@ -1,6 +1,6 @@
 """What the page is told, as JSON and CSV: who made a picture, what a training image did, and who is owed for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError
+from dtrak.explorer.asked import MOST_BYTES, MOST_PICTURES
 from dtrak.explorer.catalog import Catalog, Entry, labels
 from dtrak.explorer.exploration import Exploration
-from dtrak.explorer.scoring import tells_self_influence
+from dtrak.explorer.scoring import Scored
 from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
 from dtrak.methods.method import Values
@@ -19,7 +20,10 @@ from dtrak.report.thumbnails import SMALL
 
 
 def described_run(exploration: Exploration) -> dict[str, Any]:
-    """What does not change while the server runs, but for the number of pictures asked about."""
+    """What does not change while the server runs, but for the number of pictures asked about.
+
+    `kept` is how many of these there are at the most, and how many bytes they take with their features.
+    """
     run, (_, height, width) = exploration.run, exploration.run.train_images.shape
     return {
         "name": run.folder.resolve().name,
@@ -31,13 +35,14 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
                 "name": one.name,
                 "summary": one.summary,
                 "damped": one.damped,
-                "self_influence": tells_self_influence(one),
+                "self_influence": one.tells_self_influence,
             }
             for one in exploration.methods.values()
         ],
         "damping": exploration.damping,
+        "kept": {"pictures": MOST_PICTURES, "bytes": MOST_BYTES},
         "steps": run.recipe.generation.steps,
-        "prompts": run.recipe.model.kind != "ddpm",
+        "prompts": run.recipe.family.takes_prompts,
         "width": width,
         "height": height,
         "pixelated": max(height, width) <= SMALL,
@@ -47,9 +52,10 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
 def scale(exploration: Exploration, method: Method, damping: Damping) -> dict[str, Any]:
     """What the slider shows: where λ lies, how many directions it keeps, and the marks beside it."""
     scorer, recipe = exploration.scorer, exploration.recipe_damping
-    if method.name not in scorer.members:  # it has no λ, or there is no picture to ask about
+    if method.name not in scorer.kernels:  # it has no λ, or there is no picture to ask about
         return {}
     found = scorer.scale(method, damping)
+    _check_finite(np.array([found.relative, found.dimension]), damping)
     marks = {rule: {"damping": rule, "relative": relative} for rule, relative in found.rules.items()}
     if recipe not in ("auto", "spectrum"):
         marks["recipe"] = {"damping": recipe, "relative": scorer.scale(method, Damping.parse(recipe)).relative}
@@ -77,15 +83,18 @@ def influences(
     if not scored:
         raise UsageError(f"there are no {exploration.sets[set_name].title} yet: there is nothing to sort by")
     if kind == "self":
-        return exploration.scorer.self_influence(method, damping)
-    return np.asarray(np.sum([one.total(damping) for _, one in scored], axis=0))
+        values: NDArray[np.floating[Any]] = exploration.scorer.self_influence(method, damping)
+    else:
+        values = np.asarray(np.sum([one.total(damping) for _, one in scored], axis=0))
+    _check_finite(values, damping)
+    return values
 
 
 def answer(
     exploration: Exploration, set_name: str, entry: Entry, method: Method, damping: Damping, count: int
 ) -> dict[str, Any]:
     """Who made a picture: its strongest proponents and opponents, and the credit of each group."""
-    scores = _scores(exploration, set_name, entry, method, damping)
+    scores = scores_of(exploration, exploration.scored_with(set_name, entry, method), entry, method, damping)
     train, values = exploration.train, scores.values[0]
     return {
         "query": described(entry),
@@ -105,8 +114,8 @@ def transposed(
     scored = exploration.scored(set_name, method)
     own = slice(entry.position, entry.position + 1)
     values = np.concatenate([np.empty(0, np.float32), *(one.scores(damping, train=own)[:, 0] for _, one in scored)])
-    by_id = exploration.sets[set_name].by_id
-    entries = [by_id[str(id_)] for part, _ in scored for id_ in part.ids]
+    _check_finite(values, damping)
+    entries = [entry for part, _ in scored for entry in part.entries]
     return {
         "train": described(entry),
         **_neighbours(exploration.train, entry),
@@ -120,27 +129,32 @@ def transposed(
 
 
 def csv(
-    exploration: Exploration, set_name: str, entries: list[Entry], method: Method, damping: Damping
+    exploration: Exploration, pictures: Sequence[tuple[Entry, Scored]], method: Method, damping: Damping
 ) -> Iterator[str]:
     """A line for every picture and training image, the strongest first: query, rank, train, score and the columns."""
-    for number, entry in enumerate(entries):
-        scores = _scores(exploration, set_name, entry, method, damping)
+    for number, (entry, scored) in enumerate(pictures):
+        scores = scores_of(exploration, scored, entry, method, damping)
         yield scores.to_pandas().to_csv(index=False, header=number == 0)
 
 
-def _scores(exploration: Exploration, set_name: str, entry: Entry, method: Method, damping: Damping) -> Scores:
-    """Of one picture."""
-    train, values = exploration.run.train_images, exploration.scores_of(set_name, entry, method, damping)
-    return Scores(values[None], train.ids, np.array([entry.id]), method.name, train.columns)
+def scores_of(exploration: Exploration, scored: Scored, entry: Entry, method: Method, damping: Damping) -> Scores:
+    """Of one picture among those that were scored together."""
+    values = scored.scores(damping, slice(entry.position, entry.position + 1))
+    _check_finite(values, damping)
+    train = exploration.run.train_images
+    return Scores(values, train.ids, np.array([entry.id]), method.name, train.columns)
+
+
+def _check_finite(values: NDArray[Any], damping: Damping) -> None:
+    if not np.isfinite(values).all():
+        told = f"{damping.value:g}" if damping.kind in ("relative", "absolute") else damping.kind
+        raise UsageError(f"damping {told}: it makes scores that no number can hold")
 
 
 def _neighbours(catalog: Catalog, entry: Entry) -> dict[str, str | None]:
     """The ids of the images before and after it."""
-    before, after = entry.number - 1, entry.number + 1
-    return {
-        "previous": catalog.entries[before].id if before >= 0 else None,
-        "next": catalog.entries[after].id if after < len(catalog) else None,
-    }
+    before, after = catalog.neighbours(entry)
+    return {"previous": None if before is None else before.id, "next": None if after is None else after.id}
 
 
 def _strongest(entries: list[Entry], keys: Values, count: int, sign: int = 1) -> list[dict[str, Any]]:
@@ -162,6 +176,8 @@ def _credit(scores: Scores, column: str) -> list[dict[str, Any]]:
 
 
 def _self_influence(exploration: Exploration, entry: Entry, method: Method, damping: Damping) -> float | None:
-    if not tells_self_influence(method):
+    if not method.tells_self_influence:
         return None
-    return float(exploration.scorer.self_influence(method, damping, slice(entry.position, entry.position + 1))[0])
+    found = exploration.scorer.self_influence(method, damping, slice(entry.position, entry.position + 1))
+    _check_finite(found, damping)
+    return float(found[0])

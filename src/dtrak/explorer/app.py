@@ -15,19 +15,19 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from dtrak import report
 from dtrak.errors import DtrakError, UsageError, choose
 from dtrak.explorer import answers
 from dtrak.explorer.catalog import Catalog, Entry
 from dtrak.explorer.exploration import Exploration, NotReadyError
-from dtrak.explorer.guard import Guard
+from dtrak.explorer.guard import Guard, Limit
 from dtrak.explorer.questions import FullError, Question
-from dtrak.explorer.uploads import RefusedError, decode, read_form
+from dtrak.explorer.uploads import Forms, RefusedError, decode
 from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
 from dtrak.report.thumbnails import thumbnail
@@ -43,10 +43,11 @@ ASSETS = {
 SIDES = {"small": 192, "large": 640}  # pixels, at the most
 THUMBNAILS = 2048  # that are kept in memory
 PAGE, MOST_SHOWN = 66, 500  # images in one answer, by default and at the most
-UPLOADS, SECONDS_TO_UPLOAD = 4, 120  # so many are read at a time, and so long
+UPLOADS = 4  # pictures that wait to be decoded, at the most
 RETRY_SECONDS = "5"
 LONGEST_PROMPT = 1000  # characters
 MOST_SEED = 2**63 - 1
+SHORT = 40  # characters of what was sent that an error repeats
 
 Choice = TypeVar("Choice")
 
@@ -57,14 +58,15 @@ class Explorer:
     def __init__(self, exploration: Exploration) -> None:
         self.exploration = exploration
         self.version = token_hex(4)  # in the addresses of images, which browsers keep
+        self.forms = Forms()
         self.uploads = asyncio.Semaphore(UPLOADS)
         self.decoding = asyncio.Lock()  # one at a time: a large picture takes its memory
         self.thumbnail = lru_cache(THUMBNAILS)(self._thumbnail)
 
-    def app(self, hosts: list[str]) -> Starlette:
+    def app(self, hosts: list[str]) -> ASGIApp:
         routes = [
             *(Route(path, partial(asset, *what)) for path, what in ASSETS.items()),
-            Route("/images/{side}/{where}/{number:int}", self.image),
+            Route("/images/{side}/{where}/{number}", self.image),
             Route("/api/run", self.run),
             Route("/api/damping", self.damping),
             Route("/api/train", self.train),
@@ -80,12 +82,15 @@ class Explorer:
             RefusedError: lambda _, error: refusal(error.status, str(error)),
             UsageError: lambda _, error: refusal(422, str(error)),
             DtrakError: lambda _, error: refusal(500, str(error)),
-            TimeoutError: lambda _, error: refusal(408, f"the form has not come within {SECONDS_TO_UPLOAD} seconds"),
+            TimeoutError: lambda _, error: refusal(408, "the form has not come in time", {"Connection": "close"}),
+            ClientDisconnect: lambda _, error: refusal(400, "the form has not come to its end"),
             FullError: lambda _, error: full(),
             NotReadyError: lambda _, error: self._told(error.question),
             Exception: lambda _, error: refusal(500, f"{type(error).__name__}: {error}"),
         }
-        return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(Guard, hosts=hosts)])
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        app.router.redirect_slashes = False  # as the address in a redirection would be one that the client chose
+        return Guard(Limit(app, full), hosts)
 
     def run(self, request: Request) -> Response:
         return JSONResponse(answers.described_run(self.exploration) | {"version": self.version})
@@ -95,7 +100,10 @@ class Explorer:
         catalog = self.exploration.train if where == "train" else _named("set", where, self.exploration.sets)
         entry = _at(catalog, request.path_params["number"])
         side = _named("size", request.path_params["side"], SIDES)
-        content, kind = self.thumbnail(entry, side)
+        try:
+            content, kind = self.thumbnail(entry, side)
+        except DtrakError as error:  # its file has gone, or another has taken its place
+            raise HTTPException(404, str(error)) from None
         return Response(content, media_type=kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
 
     def _thumbnail(self, entry: Entry, side: int) -> tuple[bytes, str]:
@@ -143,15 +151,16 @@ class Explorer:
         set_name, method, damping = self._asked(request)
         catalog, asked = self.exploration.sets[set_name], request.query_params.get("query")
         if asked is None:
-            ids = [str(id_) for part, _ in self.exploration.scored(set_name, method) for id_ in part.ids]
-            entries = [catalog.by_id[id_] for id_ in ids]
+            scored = self.exploration.scored(set_name, method)
+            pictures = [(entry, one) for part, one in scored for entry in part.entries]
         else:
-            entries = [_by_id(catalog, asked)]
-        for first in entries[:1]:  # what is wrong has to be said before the table begins
-            self.exploration.scores_of(set_name, first, method, damping)
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{method.name}-{set_name if asked is None else entries[0].id}")
+            entry = _by_id(catalog, asked)
+            pictures = [(entry, self.exploration.scored_with(set_name, entry, method))]
+        for first, one in pictures[:1]:  # what is wrong has to be said before the table begins
+            answers.scores_of(self.exploration, one, first, method, damping)
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{method.name}-{set_name if asked is None else asked}")
         return StreamingResponse(
-            answers.csv(self.exploration, set_name, entries, method, damping),
+            answers.csv(self.exploration, pictures, method, damping),
             media_type="text/csv",
             headers={"Content-Disposition": f'attachment; filename="{name}.csv"'},
         )
@@ -165,17 +174,15 @@ class Explorer:
 
     async def ask(self, request: Request) -> Response:
         """A form with a picture, or with a seed to draw one from."""
-        if self.uploads.locked():
-            raise FullError
-        async with self.uploads, asyncio.timeout(SECONDS_TO_UPLOAD):
-            form = await read_form(request.headers, request.stream())
-            picture, seed = form.get("picture"), form.get("seed")
-            prompt = self._prompt(form.get("prompt"))
-            if isinstance(picture, UploadFile) and seed is None:
-                content = await picture.read()
-                async with self.decoding:
-                    pixels = await run_in_threadpool(decode, content, self.exploration.run)
-                return self._told(self.exploration.ask_picture(pixels, prompt))
+        form = await self.forms.read(request.headers, request.stream())
+        picture, seed = form.get("picture"), form.get("seed")
+        prompt = self._prompt(form.get("prompt"))
+        if isinstance(picture, UploadFile) and seed is None:
+            if self.uploads.locked():
+                raise FullError
+            async with self.uploads, self.decoding:
+                pixels = await run_in_threadpool(decode, await picture.read(), self.exploration.run)
+            return self._told(self.exploration.ask_picture(pixels, prompt))
         if picture is None and isinstance(seed, str):
             return self._told(self.exploration.ask_seed(_number("seed", seed, 0, MOST_SEED), prompt))
         raise RefusedError(422, "send a picture, or a seed, and not both")
@@ -186,7 +193,7 @@ class Explorer:
             return None
         if not self.exploration.takes_prompts:
             raise RefusedError(422, "this run's model takes no prompts")
-        if not isinstance(sent, str) or len(sent) > LONGEST_PROMPT:
+        if not isinstance(sent, str) or len(sent) > LONGEST_PROMPT or not _is_text(sent):
             raise RefusedError(422, f"a prompt is a text of up to {LONGEST_PROMPT:,} characters")
         return sent
 
@@ -219,7 +226,7 @@ def full() -> Response:
 
 
 def _page(entries: list[Entry], request: Request) -> dict[str, Any]:
-    page, size = _whole(request, "page", 0), _whole(request, "size", PAGE, MOST_SHOWN)
+    page, size = _whole(request, "page", 0), _whole(request, "size", PAGE, MOST_SHOWN, least=1)
     return answers.listed(entries, page, size)
 
 
@@ -235,17 +242,27 @@ def _by_id(catalog: Catalog, asked: str) -> Entry:
     return entry
 
 
-def _at(catalog: Catalog, number: int) -> Entry:
-    if number >= len(catalog):
-        raise HTTPException(404, f"there is no image {number} among the {len(catalog):,} {catalog.title}")
-    return catalog.entries[number]
+def _at(catalog: Catalog, text: str) -> Entry:
+    entry = catalog.by_number.get(int(text)) if _is_number(text) else None
+    if entry is None:
+        raise HTTPException(404, f"there is no image {text[:SHORT]} among the {len(catalog):,} {catalog.title}")
+    return entry
 
 
-def _whole(request: Request, name: str, default: int, most: int = 10**9) -> int:
-    return _number(name, request.query_params.get(name, str(default)), 0, most)
+def _whole(request: Request, name: str, default: int, most: int = 10**9, least: int = 0) -> int:
+    return _number(name, request.query_params.get(name, str(default)), least, most)
 
 
 def _number(name: str, text: str, least: int, most: int) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
-        raise UsageError(f"{name} {text[:40]!r}: give a whole number from {least} to {most}")
+    if not (_is_number(text) and least <= int(text) <= most):
+        raise UsageError(f"{name} {text[:SHORT]!r}: give a whole number from {least} to {most}")
     return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 20
+
+
+def _is_text(sent: str) -> bool:
+    """Whether it can be written down: a form in a strange encoding may hold halves of characters."""
+    return re.search("[\ud800-\udfff]", sent) is None

@@ -1,29 +1,27 @@
 """What the explorer knows of a run: its images, the pictures that can be asked about, and who answers."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.attribution.evidence import Resources
-from dtrak.cli.pipeline import gather_run
+from dtrak.engines import Engine
 from dtrak.errors import UsageError
-from dtrak.explorer.asked import keep, kept, name_of
-from dtrak.explorer.catalog import Catalog, Entry
+from dtrak.explorer.asked import features_of, keep, kept, name_of, remove_oldest
+from dtrak.explorer.catalog import Catalog, Entry, Part
 from dtrak.explorer.questions import Question, Questions
-from dtrak.explorer.scoring import Fixed, Live, Scored, Scorer, finds_auto_for_nothing
-from dtrak.features.featurizing import FeatureSettings
+from dtrak.explorer.scoring import Scored, Scorer
 from dtrak.images.images import Images
-from dtrak.kernels.damping import Damping
-from dtrak.methods import Method
-from dtrak.methods.method import Values
+from dtrak.inputs.settings import Settings
+from dtrak.inputs.task import Task
+from dtrak.methods import Method, split_methods
 from dtrak.models import DiffusionModel
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.progress import say
+from dtrak.runs.attributing import last_attribution, prepare_run, settings_of
 from dtrak.runs.run import Run
 
 VALIDATION = 200  # so many of the validation images are asked about
@@ -52,36 +50,42 @@ class Exploration:
     damping: str  # unless another is asked for
     recipe_damping: str
 
-    def scored(self, set_name: str, method: Method) -> list[tuple[Images, Scored]]:
+    def scored(self, set_name: str, method: Method) -> list[tuple[Part, Scored]]:
         """The scores of all pictures of a set that the method can answer about; the work begins if it has not."""
-        found = [(part, self.scorer.scored(part, method)) for part in [*self.sets[set_name].parts]]
+        found = [(part, self.scorer.scored(part.images, method)) for part in [*self.sets[set_name].parts]]
         if any(scored is None for _, scored in found):
             raise NotReadyError(self.prepare(set_name, method))
-        answers = [(part, scored) for part, scored in found if isinstance(scored, Live | Fixed)]
+        answers = [(part, scored) for part, scored in found if isinstance(scored, Scored)]
         refusals = [scored for _, scored in found if isinstance(scored, UsageError)]
         if refusals and not answers:
             raise refusals[0]
         return answers
 
-    def scores_of(self, set_name: str, entry: Entry, method: Method, damping: Damping) -> Values:
-        """Of one picture, [N]."""
+    def scored_with(self, set_name: str, entry: Entry, method: Method) -> Scored:
+        """The scores of a picture and of those that came with it."""
         scored = self.scorer.scored(entry.images, method)
         if scored is None:
             raise NotReadyError(self.prepare(set_name, method))
         if isinstance(scored, UsageError):
             raise scored
-        return np.asarray(scored.scores(damping, slice(entry.position, entry.position + 1))[0])
+        return scored
 
     def prepare(self, set_name: str, method: Method) -> Question:
         """Have the scores of a set of pictures made ready."""
-        parts = self.sets[set_name].parts[:]
 
         def work() -> None:
-            for part in parts:
-                self.scorer.prepare(part, method)
+            for part in self.sets[set_name].parts[:]:
+                self._prepare(set_name, part.images, method)
 
-        key = f"prepare {set_name} {len(parts)} {method.name}"
-        return self.questions.ask(key, f"{method.name}, {self.sets[set_name].title}", work, is_bounded=False)
+        title = f"{method.name}, {self.sets[set_name].title}"
+        return self.questions.ask(f"prepare {set_name} {method.name}", title, work, is_bounded=False)
+
+    def _prepare(self, set_name: str, pictures: Images, method: Method) -> None:
+        """What is made of a picture that was asked about lies apart, as it goes when the picture does."""
+        folder = None
+        if set_name == ASKED:
+            folder = features_of(self.run, str(pictures.ids[0])) / self.scorer.task.folder.name
+        self.scorer.prepare(pictures, method, folder)
 
     def prepare_first(self) -> None:
         """Begin with the first set of pictures, by all methods."""
@@ -113,34 +117,56 @@ class Exploration:
         return self.questions.ask(f"seed {seed} {told or ''}", f"the picture of seed {seed}", work)
 
     def _answer(self, picture: Images) -> str:
-        """Have all methods that can score a picture; gives its id."""
+        """Have all methods that can score a picture; gives its id. The oldest picture makes room for it."""
         for method in self.methods.values():
-            self.scorer.prepare(picture, method)
-        self.sets[ASKED].add(picture)
-        return str(picture.ids[0])
+            self._prepare(ASKED, picture, method)
+        id_, asked = str(picture.ids[0]), self.sets[ASKED]
+        asked.add(picture)
+        left = remove_oldest(self.run, but=id_)
+        for entry in [one for one in asked.entries if one.id not in left]:
+            asked.remove(entry)
+            self.scorer.forget(entry.images)
+            self.questions.forget(entry.id)
+        return id_
 
 
-def explore(run: Run, changes: Mapping[str, Any], device: str) -> Exploration:
-    """Open a run, to be scored as its last attribution was, or as its recipe says, but for the `changes`."""
-    model = run.model().to(device)
-    last = _last_attribution(run)
-    sets = _sets(run, last.pop("queries", None))
-    settings = last | dict(changes)
-    first = next((one.parts[0] for one in sets.values() if one.parts), run.train_images.select([0]))
-    evidence = gather_run(run, model, first, settings)
-    if finds_auto_for_nothing(evidence.methods, evidence.objective):
-        evidence = replace(evidence, with_partners=True)
-    recipe_damping = str(run.recipe.attribution.damping)
+def explore(
+    run: Run,
+    device: str,
+    *,
+    methods: str | None = None,
+    typed: Mapping[str, Any] | None = None,
+    cache: Path | None = None,
+    engine: Engine | None = None,
+) -> Exploration:
+    """Open a run, to be scored as its last attribution was, or as its recipe says, but for the settings `typed`."""
+    model, last = run.model().to(device), last_attribution(run)
+    sets = _sets(run, None if last is None else last.queries)
+    first = next((one.parts[0].images for one in sets.values() if one.parts), run.train_images.select([0]))
+
+    def prepared(names: str | None, settings: Settings) -> tuple[Task, list[Method]]:
+        changed = replace(settings, **(typed or {}))
+        chosen = split_methods(methods or names, changed.objective)
+        return prepare_run(run, model, first, chosen, changed, cache, engine)
+
+    as_recipe = run.recipe.attribution.method, settings_of(run)
+    try:
+        task, chosen = prepared(*as_recipe) if last is None else prepared(",".join(last.methods), last.settings)
+    except UsageError as error:  # what the last attribution had may have gone since
+        if last is None:
+            raise
+        say(f"Scored as the recipe says, not as in the last attribution: {error}")
+        task, chosen = prepared(*as_recipe)
     return Exploration(
         run=run,
         model=model,
         train=Catalog("training images", run.train_images),
         sets=sets,
-        methods={method.name: method for method in evidence.methods},
-        scorer=Scorer(evidence),
+        methods={method.name: method for method in chosen},
+        scorer=Scorer(task),
         questions=Questions(),
-        damping=str(settings.get("damping", recipe_damping)),
-        recipe_damping=recipe_damping,
+        damping=str(task.settings.damping),
+        recipe_damping=str(run.recipe.attribution.damping),
     )
 
 
@@ -164,16 +190,3 @@ def _sets(run: Run, attributed: str | None) -> dict[str, Catalog]:
         shown = images.select(range(min(VALIDATION, len(images)))) if source == validation else images
         sets[name] = Catalog(title, shown)
     return sets | {ASKED: Catalog("pictures asked about here", *kept(run))}
-
-
-def _last_attribution(run: Run) -> dict[str, Any]:
-    """How the run's images were scored last, if they were, and the queries then."""
-    path = run.folder / "attribution.json"
-    if not path.exists():
-        return {}
-    kept = json.loads(path.read_text())
-    names = {one.name for kind in (FeatureSettings, Resources) for one in fields(kind)}
-    found = {name: kept[name] for name in (names | {"objective", "damping", "queries"}) & kept.keys()}
-    for name in {"checkpoints", "retrained", "latents"} & found.keys():
-        found[name] = Path(run.located(found[name]))
-    return found | {"method": ",".join(kept["method"])}

@@ -2,11 +2,13 @@
 
 A page from elsewhere can make a browser send requests to this machine. So the name by which the server is called is
 checked, which a foreign name that points here does not pass; what changes something must come from the explorer's own
-page; and no page but its own may show, frame or read an answer.
+page; and no page but its own may show, frame or read an answer. Of all these, only so many are worked on at a time.
 """
 
+from collections.abc import Callable
+
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 ANY = "*"
@@ -20,17 +22,51 @@ HEADERS = {
 }
 
 
+IN_WORK = 64  # requests at a time
+LONGEST_ADDRESS = 16 << 10  # characters
+
+
+class Limit:
+    """Around the app: so many requests are worked on at a time, and others get the answer `full`.
+
+    A request counts until its answer begins: how quickly that is read is for the client to choose. A form does not
+    count, as it may still be coming; forms have bounds of their own.
+    """
+
+    def __init__(self, app: ASGIApp, full: Callable[[], Response]) -> None:
+        self.app = app
+        self.full = full
+        self.in_work: set[object] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            await self.app(scope, receive, send)
+            return
+        if len(self.in_work) >= IN_WORK:
+            await self.full()(scope, receive, send)
+            return
+        request = object()
+
+        async def send_and_leave(message: Message) -> None:
+            self.in_work.discard(request)
+            await send(message)
+
+        self.in_work.add(request)
+        try:
+            await self.app(scope, receive, send_and_leave)
+        finally:
+            self.in_work.discard(request)
+
+
 class Guard:
-    """Around the app: refuses foreign requests, and puts the headers on every answer."""
+    """Around all of it: refuses foreign requests, and puts the headers on every answer."""
 
     def __init__(self, app: ASGIApp, hosts: list[str]) -> None:
         self.app = app
         self.hosts = hosts  # by which the server may be called, without a port; or ANY
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+        assert scope["type"] == "http"  # the server is started without anything else
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -41,6 +77,8 @@ class Guard:
             await send(message)
 
         reason = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
+        if len(scope["raw_path"]) + len(scope["query_string"]) > LONGEST_ADDRESS:
+            reason = 414, f"the address is longer than {LONGEST_ADDRESS:,} characters"
         app = self.app if reason is None else JSONResponse({"error": reason[1]}, reason[0])
         await app(scope, receive, send_guarded)
 

@@ -14,6 +14,7 @@ from dtrak.progress import watched_by
 
 WAITING = 8  # questions at the most
 REMEMBERED = 500  # that have ended
+PENDING = ("waiting", "working")
 
 Work = Callable[[], str | None]  # gives the id of what it has made, if that is news
 
@@ -32,7 +33,7 @@ class Question:
 
     id: str
     title: str
-    work: Work
+    work: Work | None  # until it is done: it may hold a picture
     is_bounded: bool = True  # whether it counts among those that wait
     state: Literal["waiting", "working", "done", "failed"] = "waiting"
     stage: str = ""  # what is done now, and how much of it
@@ -70,12 +71,13 @@ class Questions:
     def ask(self, key: str, title: str, work: Work, *, is_bounded: bool = True) -> Question:
         """Put a question at the end of the queue; the same one, unless it failed, is not asked twice.
 
-        Those that the server asks itself need no bound: there are only so many.
+        Those that the server asks itself need no bound: there are only so many. It asks them again if it has to, as
+        what was made ready may be forgotten.
         """
         id_ = f"{stable_hash(key):016x}"
         with self._change:
             known = self.by_id.get(id_)
-            if known is not None and known.state != "failed":
+            if known is not None and (known.state in PENDING or (known.state == "done" and is_bounded)):
                 return known
             if is_bounded and sum(one.is_bounded for one in self._waiting) >= self.most_waiting:
                 raise FullError
@@ -86,6 +88,12 @@ class Questions:
             self._waiting.append(question)
             self._change.notify()
         return question
+
+    def forget(self, result: str) -> None:
+        """Answer anew whoever asks for this result, which is no longer there."""
+        with self._change:
+            for one in [one for one in self.by_id.values() if one.result == result]:
+                del self.by_id[one.id]
 
     def described(self, question: Question) -> dict[str, Any]:
         with self._change:
@@ -102,7 +110,7 @@ class Questions:
 
     def _forget(self) -> None:
         """The oldest that have ended."""
-        ended = [one for one in self.by_id.values() if one.state in ("done", "failed")]
+        ended = [one for one in self.by_id.values() if one.state not in PENDING]
         for one in ended[:-REMEMBERED]:
             del self.by_id[one.id]
 
@@ -123,6 +131,7 @@ class Questions:
                 raise StoppedError
             question.told(stage, done, total, unit)
 
+        assert question.work is not None
         try:
             with watched_by(watcher):
                 question.result = question.work()
@@ -133,3 +142,5 @@ class Questions:
             question.error, question.state = str(error), "failed"
         except Exception as error:  # whatever it is, the next question deserves its answer
             question.error, question.state = f"{type(error).__name__}: {error}", "failed"
+        finally:
+            question.work = None

@@ -17,7 +17,7 @@ from dtrak.kernels.damping import Damping
 from dtrak.kernels.preconditioner import EVERY, Array, effective_dimension
 from dtrak.methods import Method
 
-Scored = DampedScores | FixedScores
+Scored = DampedScores | FixedScores  # of some queries by one method
 
 
 class Scorer:

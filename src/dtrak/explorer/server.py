@@ -12,9 +12,9 @@ from dtrak.explorer.address import is_loopback
 from dtrak.explorer.app import Explorer
 from dtrak.explorer.exploration import Exploration
 from dtrak.explorer.guard import ANY
+from dtrak.explorer.protocol import PunctualProtocol
 from dtrak.printing import output
 
-CONNECTIONS = 64  # at a time; others are answered with 503
 SECONDS_TO_END = 3
 
 
@@ -32,9 +32,10 @@ def serve(exploration: Exploration, host: str, listening: socket.socket, open_br
     hosts = ["127.0.0.1", "localhost", "[::1]", name.lower()] if local else [ANY]
     config = uvicorn.Config(
         Explorer(exploration).app(hosts),
-        limit_concurrency=CONNECTIONS,
+        http=PunctualProtocol,
+        ws="none",
         timeout_graceful_shutdown=SECONDS_TO_END,
-        log_level="warning",
+        log_level="error",
         access_log=False,
         server_header=False,
         lifespan="off",

@@ -3,6 +3,7 @@
 Nothing of it touches the disk here, and its name is never looked at.
 """
 
+import asyncio
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator
 from io import BytesIO
@@ -20,6 +21,8 @@ MOST_BYTES = 20 << 20
 MOST_PIXELS = 40_000_000
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of the others, decoders are rarer and their faults more
 ENVELOPE = 64 << 10  # what a form may add to the picture
+MOST_HELD = 4 * (MOST_BYTES + ENVELOPE)  # bytes of forms that are coming
+SECONDS_TO_UPLOAD = 120
 
 
 class RefusedError(Exception):
@@ -36,27 +39,47 @@ class InMemory(MultiPartParser):
     spool_max_size = MOST_BYTES + ENVELOPE
 
 
-async def read_form(headers: Headers, stream: AsyncIterator[bytes]) -> FormData:
-    """The fields of a form, as long as all of it is small enough."""
-    if not headers.get("content-type", "").startswith("multipart/form-data"):
-        raise RefusedError(415, "send a form with a picture or a seed: multipart/form-data")
-    try:
-        return await InMemory(headers, _bounded(stream), max_files=1, max_fields=4, max_part_size=ENVELOPE).parse()
-    except (MultiPartException, KeyError) as error:
-        raise RefusedError(400, f"the form cannot be read: {getattr(error, 'message', error)}") from None
+class Forms:
+    """The forms that are coming. When they hold too much memory, the oldest is given up: none can block the others."""
 
+    def __init__(self) -> None:
+        self._held: dict[asyncio.Timeout, int] = {}  # the bytes that have come, by when the form has to be there
 
-async def _bounded(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The stream, as long as it is short enough; what is far too much is not even read to its end."""
-    size = 0
-    async for chunk in stream:
-        size += len(chunk)
-        if size <= MOST_BYTES + ENVELOPE:
-            yield chunk
-        elif size > 4 * MOST_BYTES:
-            break
-    if size > MOST_BYTES + ENVELOPE:
-        raise too_large()
+    async def read(self, headers: Headers, stream: AsyncIterator[bytes]) -> FormData:
+        """The fields of a form, as long as all of it is small enough. What does not come in time is a TimeoutError."""
+        if not headers.get("content-type", "").startswith("multipart/form-data"):
+            raise RefusedError(415, "send a form with a picture or a seed: multipart/form-data")
+        async with asyncio.timeout(SECONDS_TO_UPLOAD) as limit:
+            self._held[limit] = 0
+            try:
+                bounded = self._bounded(limit, stream)
+                return await InMemory(headers, bounded, max_files=1, max_fields=4, max_part_size=ENVELOPE).parse()
+            except (MultiPartException, KeyError, ValueError) as error:  # ValueErrors are those of strange encodings
+                raise RefusedError(400, f"the form cannot be read: {getattr(error, 'message', error)}") from None
+            finally:
+                self._held.pop(limit, None)
+
+    async def _bounded(self, limit: asyncio.Timeout, stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        """The stream, as long as it is short enough; what is far too much is not even read to its end."""
+        size = 0
+        async for chunk in stream:
+            size += len(chunk)
+            if size <= MOST_BYTES + ENVELOPE:
+                self._hold(limit, size)
+                yield chunk
+            elif size > 4 * MOST_BYTES:
+                break
+        if size > MOST_BYTES + ENVELOPE:
+            raise too_large()
+
+    def _hold(self, limit: asyncio.Timeout, size: int) -> None:
+        if limit in self._held:  # it may have been given up
+            self._held[limit] = size
+        while sum(self._held.values()) > MOST_HELD:
+            oldest = next(iter(self._held))
+            del self._held[oldest]
+            if not oldest.expired():
+                oldest.reschedule(0)  # which is long ago
 
 
 def too_large() -> RefusedError:

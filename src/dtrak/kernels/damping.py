@@ -88,7 +88,10 @@ def damping_of_dimension(kernel: Preconditioner, dimension: float) -> float:
     rank = len(kernel.eigenvalues)
     dimension = min(dimension, rank / 2)
     low = np.log(kernel.eigenvalues[0] / (2 * rank))  # d ≥ r − ½
-    high = np.log(kernel.eigenvalues.sum() / dimension)  # d ≤ Σ s / λ
+    with np.errstate(divide="ignore", over="ignore"):  # of a dimension of nothing, λ is infinite
+        high = np.log(kernel.eigenvalues.sum() / dimension)  # d ≤ Σ s / λ
+    if effective_dimension(kernel, np.exp(high)) >= dimension:  # but for rounding, where d is next to nothing
+        return float(np.exp(high))
     return float(np.exp(brentq(lambda log: effective_dimension(kernel, np.exp(log)) - dimension, low, high)))
 
 

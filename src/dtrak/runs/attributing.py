@@ -3,16 +3,18 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from dtrak.attribution.attributing import attribute_with
 from dtrak.attribution.preparing import prepare
 from dtrak.attribution.scores import Scores, load_scores, save_scores
 from dtrak.engines import Engine
-from dtrak.errors import DtrakError
+from dtrak.errors import DtrakError, UsageError
 from dtrak.files import write_json
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
@@ -24,6 +26,7 @@ from dtrak.models import DiffusionModel
 from dtrak.noise import stable_hash
 from dtrak.runs.run import BENCHMARK, Run
 
+PATHS = ("checkpoints", "retrained", "latents")  # settings that name files
 NOT_IN_FEATURES = ("batch_size", "skip_bad", "projection_seed")  # features are the same whatever these are
 
 
@@ -39,6 +42,31 @@ def settings_of(run: Run) -> Settings:
     if found.retrained is None and (run.folder / BENCHMARK / "masks.npy").exists():  # written when it is complete
         found = replace(found, retrained=run.folder / BENCHMARK)
     return found
+
+
+@dataclass(frozen=True)
+class LastAttribution:
+    """What a run was asked last, and how it was scored."""
+
+    queries: str
+    methods: list[str]
+    settings: Settings
+
+
+def last_attribution(run: Run) -> LastAttribution | None:
+    """From the run's attribution.json; None if it is not there, or does not say so."""
+    kept = run.last_attribution()
+    if kept is None:
+        return None
+    there = {one.name: kept[one.name] for one in fields(Settings) if one.name in kept}
+    for name in PATHS:
+        if isinstance(there.get(name), str):
+            there[name] = Path(run.located(there[name]))
+    try:
+        settings = TypeAdapter(Settings).validate_python(asdict(settings_of(run)) | there, strict=True)
+    except (ValueError, UsageError):
+        return None
+    return LastAttribution(kept["queries"], kept["method"], settings)
 
 
 def features_folder(run: Run, settings: Settings, prefix: str = "") -> Path:
