@@ -187,17 +187,17 @@ def write_once(path: Path, text: str) -> None:
     with naming_the_path(path):
         place = _place(path)
         with temporary(place) as new, suppress(FileExistsError):
-            new.write_bytes(encoded(text))
+            new.write_bytes(readable(text).encode())
             os.link(new, place)
 
 
 def write_text(path: Path, text: str) -> None:
-    write_bytes(path, encoded(text))
+    write_bytes(path, readable(text).encode())
 
 
-def encoded(text: str) -> bytes:
-    """UTF-8; bytes of a file's name that are no text become \\udc80 …, which JSON reads back as they were."""
-    return text.encode(errors="backslashreplace")
+def readable(text: str) -> str:
+    """The same with \\udc80 … for bytes of a file's name that are no text; JSON reads them back as they were."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -125,7 +125,7 @@ def csv(
     """A line for every picture and training image, the strongest first: query, rank, train, score and the columns."""
     for number, entry in enumerate(entries):
         scores = _scores(exploration, set_name, entry, method, damping)
-        yield scores.to_pandas().to_csv(index=False, header=number == 0)
+        yield scores.csv(header=number == 0)
 
 
 def _scores(exploration: Exploration, set_name: str, entry: Entry, method: Method, damping: Damping) -> Scores:

@@ -20,6 +20,7 @@ from dtrak.methods import Method, objectives_of
 from dtrak.methods.inputs import Vectors
 from dtrak.methods.kernel import kernel_scores
 from dtrak.methods.method import Gradients, Values
+from dtrak.scores import refuse_not_finite
 
 ALL = slice(None)
 
@@ -128,7 +129,9 @@ class Scorer:
         evidence = self.evidence.asking(queries)
         evidence.check(method)
         if not method.damped:
-            return Fixed(evidence.scores(method, Damping()))
+            values = evidence.scores(method, Damping())
+            refuse_not_finite(values, method.name, queries.ids, evidence.train.ids, "cannot answer")
+            return Fixed(values)
         inputs: list[Vectors] = list(evidence.inputs(method))
         if method.name not in self.members:
             self.members[method.name] = _members(inputs)
