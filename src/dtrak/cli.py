@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Everything that takes long is imported when a command needs it."""
 
+import io
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from dtrak import cli_evaluate, options
+from dtrak import cli_evaluate, ending, options
 from dtrak.errors import DtrakError, UsageError
 from dtrak.printing import output, show, show_yaml, tell
 
@@ -312,16 +313,33 @@ def main() -> None:
     debug = len(arguments) < len(sys.argv) - 1
     if not debug:
         silence_libraries()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no text
     try:
-        code = app(arguments or ["--help"], prog_name="dtrak", standalone_mode=False)
+        with ending.ended_by_sigterm():
+            code = app(arguments or ["--help"], prog_name="dtrak", standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught it
             raise KeyboardInterrupt
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit, ending.TerminatedError) as error:
         if debug:
             traceback.print_exc()
-        code, message = explained(error)
-        print(f"dtrak: {' '.join(message.split())}", file=sys.stderr)
+        code = ended_by(error)
     sys.exit(code)
+
+
+def ended_by(error: BaseException) -> int:
+    """Say in one line what has ended a command; gives the exit code."""
+    if ending.has_come():  # whatever a library has made of it
+        ending.say_once()
+        return ending.TERMINATED
+    code, message = explained(error)
+    print(f"dtrak: {printable(' '.join(message.split()))}", file=sys.stderr)
+    return code
+
+
+def printable(line: str) -> str:
+    """The same with \\x1b … for what a terminal would obey or cannot show."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
 
 
 def explained(error: BaseException) -> tuple[int, str]:
