@@ -156,7 +156,7 @@ def attribute(
 def _attribute_run(
     run_folder: Path, queries: str | None, out: Path | None, changes: dict[str, Any], device: str | None
 ) -> None:
-    from dtrak.files import check_writable
+    from dtrak.files import check_not_read, check_writable
     from dtrak.methods import split_methods
     from dtrak.runs import Run
 
@@ -167,15 +167,17 @@ def _attribute_run(
             f"{run_folder} has no generated pictures yet: `dtrak generate {run_folder}`, or give --queries"
         )
     split_methods(changes.get("method", opened.recipe.attribution.method))
-    check_writable(out or run_folder / "scores.npz")
+    out = out or run_folder / "scores.npz"
+    check_not_read(out, source, opened.recipe.data.train, run_folder / "recipe.yaml")
+    check_writable(out)
 
     from dtrak.pipeline import attribute_run
     from dtrak.scores import save_scores
 
     scores = attribute_run(opened, opened.model(), source, changes, options.chosen_device(device))
-    if out is not None:
+    if out != run_folder / "scores.npz":
         save_scores(out, scores)
-    tell("The scores", out or run_folder / "scores.npz")
+    tell("The scores", out)
 
 
 def _attribute_model(
@@ -189,10 +191,11 @@ def _attribute_model(
 ) -> None:
     """Without a cache of the user's, features lie beside the scores for as long as they are needed to go on."""
     from dtrak.data import load_images
-    from dtrak.files import check_writable, kept_until_done
+    from dtrak.files import check_not_read, check_writable, kept_until_done
     from dtrak.methods import split_methods
 
     methods = split_methods(changes.pop("method", None), changes.get("objective"))
+    check_not_read(out, train_source, queries, *model[:2])
     train_images, query_images = (load_images(source, size=size) for source in (train_source, queries))
     check_writable(out)
 

@@ -134,6 +134,14 @@ def check_writable(path: Path) -> None:
             pass
 
 
+def check_not_read(out: Path, *inputs: str | Path | None) -> None:
+    """Refuse to write over what the same command reads."""
+    for one in inputs:
+        with suppress(OSError, ValueError):
+            if one is not None and not is_stream(out) and os.path.samefile(out, one):
+                raise UsageError(f"{out} is what is read as {one}: give another file to write")
+
+
 def _check_stream(path: Path) -> None:
     if path.is_block_device():
         raise DtrakError(f"cannot write {path}: it is a disk, whose content would be lost")

@@ -268,6 +268,9 @@ def _column(values: Sequence[Any]) -> NDArray[Any]:
 
 
 def widened(array: NDArray[Any]) -> NDArray[Any]:
+    """Integers as int64; as text if that cannot hold them all."""
+    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+        return array.astype(str)
     return array.astype(np.int64) if array.dtype.kind in "iu" else array
 
 

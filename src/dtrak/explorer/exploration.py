@@ -1,6 +1,5 @@
 """What the explorer knows of a run: its images, the pictures that can be asked about, and who answers."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from dtrak.damping import Damping
 from dtrak.data import Images
@@ -127,7 +127,14 @@ def explore(run: Run, changes: Mapping[str, Any], device: str) -> Exploration:
     sets = _sets(run, last.pop("queries", None))
     settings = last | dict(changes)
     first = next((one.parts[0] for one in sets.values() if one.parts), run.train_images.select([0]))
-    evidence = gather_run(run, model, first, settings)
+    try:
+        evidence = gather_run(run, model, first, settings)
+    except UsageError as error:  # what the last attribution had may have gone since
+        if not last:
+            raise
+        say(f"Scored as the recipe says, not as in the last attribution: {error}")
+        settings = dict(changes)
+        evidence = gather_run(run, model, first, settings)
     if finds_auto_for_nothing(evidence.methods, evidence.objective):
         evidence = replace(evidence, with_partners=True)
     recipe_damping = str(run.recipe.attribution.damping)
@@ -168,12 +175,15 @@ def _sets(run: Run, attributed: str | None) -> dict[str, Catalog]:
 
 def _last_attribution(run: Run) -> dict[str, Any]:
     """How the run's images were scored last, if they were, and the queries then."""
-    path = run.folder / "attribution.json"
-    if not path.exists():
+    kept = run.last_attribution() or {}
+    known = {one.name: kind for kind in (FeatureSettings, Resources) for one in fields(kind)}
+    found = {name: kept[name] for name in (known.keys() | {"objective", "damping", "queries"}) & kept.keys()}
+    try:
+        for name in {"checkpoints", "retrained", "latents"} & found.keys():
+            found[name] = Path(run.located(found[name]))
+        for kind in (FeatureSettings, Resources):
+            own = {name: value for name, value in found.items() if known.get(name) is kind}
+            TypeAdapter(kind).validate_python(own, strict=True)
+    except (TypeError, ValueError, UsageError):
         return {}
-    kept = json.loads(path.read_text())
-    names = {one.name for kind in (FeatureSettings, Resources) for one in fields(kind)}
-    found = {name: kept[name] for name in (names | {"objective", "damping", "queries"}) & kept.keys()}
-    for name in {"checkpoints", "retrained", "latents"} & found.keys():
-        found[name] = Path(run.located(found[name]))
-    return found | {"method": ",".join(kept["method"])}
+    return found | ({"method": ",".join(kept["method"])} if kept else {})
