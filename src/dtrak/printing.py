@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from dtrak.progress import console
+
 if TYPE_CHECKING:
     from dtrak.tables import Table
 
@@ -30,5 +32,8 @@ def show_yaml(text: str) -> None:
 
 
 def tell(what: str, path: Path) -> None:
-    """What a command has made, and where."""
-    output.print(f"{what}: {path}", markup=False)
+    """What a command has made, and where; on standard error where standard output has got the thing itself."""
+    from dtrak.files import is_standard_output
+
+    where = console if is_standard_output(path) else output
+    where.print(f"{what}: {path}", markup=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from dtrak.errors import UsageError
 from dtrak.files import write_text
+from dtrak.spreadsheets import harmless, quoting
 
 # What LaTeX would take for a command, what the usual font shows as something else, and what it has in formulas only.
 LATEX = str.maketrans(
@@ -104,11 +105,12 @@ class Table:
         return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
     def csv(self) -> str:
-        """Heads and rows alone, numbers with all their digits."""
+        """Heads and rows alone, numbers with all their digits, text as `spreadsheets.original` reads it."""
+        rows = [self.heads, *([one.value if isinstance(one, Cell) else one for one in row] for row in self.rows)]
+        cells = [[harmless(one) if isinstance(one, str) else one for one in row] for row in rows]
         file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(self.heads)
-        writer.writerows([entry.value if isinstance(entry, Cell) else entry for entry in row] for row in self.rows)
+        how = quoting(one for row in cells for one in row if isinstance(one, str))
+        csv.writer(file, lineterminator="\n", quoting=how).writerows(cells)  # type: ignore[arg-type]
         return file.getvalue()
 
     def markdown(self) -> str:

@@ -5,9 +5,8 @@ On disk, an .npz with `values`, `train_ids` and `query_ids`; the training images
 """
 
 import io
-import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError, UsageError
-from dtrak.files import write_bytes, write_text
+from dtrak.files import readable, write_bytes, write_text
 from dtrak.noise import stream
+from dtrak.spreadsheets import harmless, quoting
 
 if TYPE_CHECKING:
     import pandas
 
 COLUMN = "train_column."
+RESERVED = ("query", "rank", "train", "score", "method")  # the heads of a table, beside the columns of the images
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class Scores:
     def to_pandas(self, top: int | None = None) -> "pandas.DataFrame":
         """A line for each query and training image, the strongest first: query, rank, train, score and the columns.
 
-        `top` keeps so many lines for each query; all N if None.
+        `top` keeps so many lines for each query; all N if None. A column of the images with one of the other heads is
+        called train_column.NAME.
         """
         import pandas
 
@@ -119,17 +121,32 @@ class Scores:
         flat = order.ravel()
         return pandas.DataFrame(
             {
-                "query": self.query_ids[queries.ravel()],
+                "query": _texts(self.query_ids, readable)[queries.ravel()],
                 "rank": ranks.ravel() + 1,
-                "train": self.train_ids[flat],
+                "train": _texts(self.train_ids, readable)[flat],
                 "score": self.values[queries.ravel(), flat],
-                **{name: column[flat] for name, column in self.columns.items()},
+                **{_head(name): _texts(column, readable)[flat] for name, column in self.columns.items()},
             }
         )
 
     def to_csv(self, path: str | Path, top: int | None = None) -> None:
-        """Write `to_pandas` as a .csv file."""
-        write_text(Path(path), self.to_pandas(top).to_csv(index=False))
+        """Write `to_pandas` as a .csv file, with text as `spreadsheets.original` reads it."""
+        write_text(Path(path), self.csv(top))
+
+    def csv(self, top: int | None = None, *, header: bool = True, with_method: bool = False) -> str:
+        """What such a file holds."""
+        safe = replace(
+            self,
+            train_ids=_texts(self.train_ids, harmless),
+            query_ids=_texts(self.query_ids, harmless),
+            columns={harmless(name): _texts(column, harmless) for name, column in self.columns.items()},
+        )
+        table = safe.to_pandas(top)
+        if with_method:
+            table = table.assign(method=harmless(self.method))
+        texts = [one for array in (safe.train_ids, safe.query_ids, *safe.columns.values()) for one in array.tolist()]
+        how = quoting(str(one) for one in [*texts, *safe.columns])
+        return str(table.to_csv(index=False, header=header, quoting=how))
 
     def save(self, path: str | Path) -> None:
         save_scores(path, {self.method: self})
@@ -152,11 +169,11 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
     A path that ends in .csv gets a table with the column `method` instead.
     """
     every = list(scores.values())
-    if Path(path).suffix == ".csv":
-        import pandas
-
-        tables = [one.to_pandas().assign(method=one.method) for one in every]
-        write_text(Path(path), pandas.concat(tables).to_csv(index=False))
+    for one in every:
+        _check_finite(one, f"cannot write {path}")
+    if Path(path).suffix.lower() == ".csv":
+        tables = [one.csv(header=number == 0, with_method=True) for number, one in enumerate(every)]
+        write_text(Path(path), "".join(tables))
         return
     first = every[0]
     arrays = {
@@ -176,23 +193,79 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
 
 
 def load_scores(path: str | Path) -> dict[str, Scores]:
-    """Read what `save_scores` wrote, by method."""
+    """Read what `save_scores` wrote, by method; refuse what is damaged, misshapen or not finite."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-        values = arrays["values"].reshape(-1, *arrays["values"].shape[-2:])
-        methods = arrays["methods"].tolist() if "methods" in arrays else ["scores"]
-        columns = {name.removeprefix(COLUMN): value for name, value in arrays.items() if name.startswith(COLUMN)}
-        rows = arrays.get("self_influence", np.full((len(methods), values.shape[-1]), np.nan))
-        on_itself = [None if np.isnan(row).all() else row for row in rows.reshape(len(methods), -1)]
-        return {
-            method: Scores(of_method, arrays["train_ids"], arrays["query_ids"], method, columns, own)
-            for method, of_method, own in zip(methods, values, on_itself, strict=True)
-        }
+        if Path(path).exists() and not Path(path).is_file():
+            raise ValueError("it is no ordinary file")
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise ValueError("it is a single array")
+        with found as file:
+            scores = _by_method(dict(file))
     except FileNotFoundError:
         raise UsageError(f"no scores at {path}") from None
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
-        raise DtrakError(f"{path} is not a file of scores: {error}") from error
+    except Exception as error:  # on damaged files, zip and numpy raise a dozen kinds
+        raise DtrakError(f"{path} is not a file of scores: {getattr(error, 'strerror', None) or error}") from error
+    for one in scores.values():
+        _check_finite(one, str(path))
+    return scores
+
+
+def _by_method(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Scores]:
+    """The scores that a file's arrays hold; a ValueError says which of them is not as it should be."""
+    values, train_ids, query_ids = (_array(arrays, name) for name in ("values", "train_ids", "query_ids"))
+    methods = _array(arrays, "methods") if "methods" in arrays else np.array(["scores"])
+    columns = {name: value for name, value in arrays.items() if name.startswith(COLUMN)}
+    count, queries, train = len(np.unique(methods)), query_ids.size, train_ids.size
+    shapes: list[tuple[int, ...]] = [(queries, train)] * (count == 1) + [(count, queries, train)]
+    unknown = np.full((count, train), np.nan, dtype=np.float32)
+    itself = np.asarray(arrays.get("self_influence", unknown))
+    wanted: dict[str, tuple[NDArray[Any], str, list[tuple[int, ...]]]] = {
+        "values": (values, "f", shapes),
+        "train_ids": (train_ids, "iuU", [(train,)]),
+        "query_ids": (query_ids, "iuU", [(queries,)]),
+        "methods": (methods, "U", [(count,)]),
+        "self_influence": (itself, "f", [(train,)] * (count == 1) + [(count, train)]),
+        **{name: (column, "biufcSUmM", [(train,)]) for name, column in columns.items()},
+    }
+    for name, (array, kinds, right) in wanted.items():
+        if array.dtype.kind not in kinds or array.shape not in right or array.size == 0:
+            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, which does not fit the other arrays")
+    plain = {name.removeprefix(COLUMN): column for name, column in columns.items()}
+    on_itself = [None if np.isnan(row).all() else row for row in itself.reshape(count, train)]
+    return {
+        method: Scores(of_method, train_ids, query_ids, method, plain, own)
+        for method, of_method, own in zip(
+            methods.tolist(), values.reshape(count, queries, train), on_itself, strict=True
+        )
+    }
+
+
+def _array(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
+    if name not in arrays:
+        raise ValueError(f"it has no array {name!r}")
+    return np.asarray(arrays[name])
+
+
+def _check_finite(scores: Scores, what: str) -> None:
+    """Refuse scores that are no numbers, naming the first."""
+    refuse_not_finite(scores.values, scores.method, scores.query_ids, scores.train_ids, what)
+    own = scores.self_influence
+    if own is not None and not np.isfinite(own).all():
+        bad = np.flatnonzero(~np.isfinite(own))[0]
+        raise DtrakError(f"{what}: {scores.method}'s self-influence of image {scores.train_ids[bad]} is {own[bad]}")
+
+
+def refuse_not_finite(
+    values: NDArray[Any], method: str, query_ids: NDArray[Any], train_ids: NDArray[Any], what: str
+) -> None:
+    """Refuse scores [Q, N] that are no numbers, naming the first; `what` begins the line."""
+    if not np.isfinite(values).all():
+        query, image = np.argwhere(~np.isfinite(values))[0]
+        raise DtrakError(
+            f"{what}: {method} scores training image {train_ids[image]} for the query {query_ids[query]} with "
+            f"{values[query, image]}, which is no score"
+        )
 
 
 def _plain(column: NDArray[Any]) -> NDArray[Any]:
@@ -200,3 +273,15 @@ def _plain(column: NDArray[Any]) -> NDArray[Any]:
     if column.dtype.kind != "O":
         return column
     return np.array(["" if value is None else str(value) for value in column])
+
+
+def _head(column: str) -> str:
+    """What a column of the images is called in a table."""
+    return COLUMN + column if column in RESERVED else readable(column)
+
+
+def _texts(array: NDArray[Any], change: Callable[[str], str]) -> NDArray[Any]:
+    """The same with every text changed."""
+    if array.dtype.kind not in "OU":
+        return array
+    return np.fromiter((change(one) if isinstance(one, str) else one for one in array.tolist()), dtype=np.object_)

@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Everything that takes long is imported when a command needs it."""
 
+import io
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
+from dtrak import ending
 from dtrak.cli import evaluate, options
 from dtrak.errors import DtrakError, UsageError
 from dtrak.printing import output, show, show_yaml, tell
@@ -155,7 +157,7 @@ def attribute(
 def _attribute_run(
     run_folder: Path, queries: str | None, out: Path | None, changes: dict[str, Any], device: str | None
 ) -> None:
-    from dtrak.files import check_writable
+    from dtrak.files import check_not_read, check_writable
     from dtrak.methods import split_methods
     from dtrak.runs.run import Run
 
@@ -166,15 +168,17 @@ def _attribute_run(
             f"{run_folder} has no generated pictures yet: `dtrak generate {run_folder}`, or give --queries"
         )
     split_methods(changes.get("method", opened.recipe.attribution.method))
-    check_writable(out or run_folder / "scores.npz")
+    out = out or run_folder / "scores.npz"
+    check_not_read(out, source, opened.recipe.data.train, run_folder / "recipe.yaml")
+    check_writable(out)
 
     from dtrak.attribution.scores import save_scores
     from dtrak.cli.pipeline import attribute_run
 
     scores = attribute_run(opened, opened.model(), source, changes, options.chosen_device(device))
-    if out is not None:
+    if out != run_folder / "scores.npz":
         save_scores(out, scores)
-    tell("The scores", out or run_folder / "scores.npz")
+    tell("The scores", out)
 
 
 def _attribute_model(
@@ -187,11 +191,12 @@ def _attribute_model(
     device: str | None,
 ) -> None:
     """Without a cache of the user's, features lie beside the scores for as long as they are needed to go on."""
-    from dtrak.files import check_writable, kept_until_done
+    from dtrak.files import check_not_read, check_writable, kept_until_done
     from dtrak.images.images import load_images
     from dtrak.methods import split_methods
 
     methods = split_methods(changes.pop("method", None), changes.get("objective"))
+    check_not_read(out, train_source, queries, *model[:2])
     train_images, query_images = (load_images(source, size=size) for source in (train_source, queries))
     check_writable(out)
 
@@ -312,16 +317,33 @@ def main() -> None:
     debug = len(arguments) < len(sys.argv) - 1
     if not debug:
         silence_libraries()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no text
     try:
-        code = app(arguments or ["--help"], prog_name="dtrak", standalone_mode=False)
+        with ending.ended_by_sigterm():
+            code = app(arguments or ["--help"], prog_name="dtrak", standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught it
             raise KeyboardInterrupt
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit, ending.TerminatedError) as error:
         if debug:
             traceback.print_exc()
-        code, message = explained(error)
-        print(f"dtrak: {' '.join(message.split())}", file=sys.stderr)
+        code = ended_by(error)
     sys.exit(code)
+
+
+def ended_by(error: BaseException) -> int:
+    """Say in one line what has ended a command; gives the exit code."""
+    if ending.has_come():  # whatever a library has made of it
+        ending.say_once()
+        return ending.TERMINATED
+    code, message = explained(error)
+    print(f"dtrak: {printable(' '.join(message.split()))}", file=sys.stderr)
+    return code
+
+
+def printable(line: str) -> str:
+    """The same with \\x1b … for what a terminal would obey or cannot show."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
 
 
 def explained(error: BaseException) -> tuple[int, str]:

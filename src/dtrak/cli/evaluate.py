@@ -97,10 +97,10 @@ def lds(
             engine=engine,
             **settings,
         )
-    if run is not None:
-        keep_comparison(run, found)
-    if out is not None:
-        write_text(out, found.json())
+        if run is not None:
+            keep_comparison(run, found)
+        if out is not None:
+            write_text(out, found.json())
     _show(found.table(), table, "The numbers", [] if out is None else [out])
 
 
@@ -167,6 +167,8 @@ def _check_files(out: Path | None, table: Path | None) -> None:
 
     if table is not None:
         check_table_path(table)
+        if out is not None and out.resolve() == table.resolve():
+            raise UsageError(f"--out and --table both name {out}: give them a file each")
     for path in (out, table):
         if path is not None:
             check_writable(path)

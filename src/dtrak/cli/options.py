@@ -26,6 +26,13 @@ def whole_number(least: int) -> Callable[[str | int], int]:
     return parse
 
 
+def some_path(typed: str | Path) -> Path:
+    """A parser that refuses the empty text, which would be this folder."""
+    if not str(typed):
+        raise typer.BadParameter("the name is empty")
+    return Path(typed)
+
+
 def _known_device(name: str | None) -> str | None:
     from dtrak.devices import devices
 
@@ -53,9 +60,10 @@ Device = Annotated[
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `dtrak recipes`, or a YAML file.")]
-NewRun = Annotated[Path, typer.Option("--out", metavar="RUN", help="The folder of the run.")]
+NewRun = Annotated[Path, typer.Option("--out", metavar="RUN", parser=some_path, help="The folder of the run.")]
 NamedRun = Annotated[
-    Path | None, typer.Option("--out", metavar="RUN", help="The folder of the run.", show_default="runs/NAME")
+    Path | None,
+    typer.Option("--out", metavar="RUN", parser=some_path, help="The folder of the run.", show_default="runs/NAME"),
 ]
 Scale = Annotated[
     str | None,
@@ -122,6 +130,7 @@ ScoresFile = Annotated[
     typer.Option(
         "--out",
         metavar="FILE",
+        parser=some_path,
         help="Where to write the scores: an .npz, or a .csv with a line for each pair.",
         show_default="RUN/scores.npz",
     ),
@@ -189,7 +198,12 @@ Parameters = Annotated[
 ]
 Cache = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Keep features here for the next question.", show_default="RUN/features"),
+    typer.Option(
+        metavar="FOLDER",
+        parser=some_path,
+        help="Keep features here for the next question.",
+        show_default="RUN/features",
+    ),
 ]
 FeatureSeed = Annotated[
     int | None,
@@ -217,7 +231,10 @@ SkipBad = Annotated[
 Checkpoints = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER", help="For tracin, gas: models on their way through training.", show_default="RUN/checkpoints"
+        metavar="FOLDER",
+        parser=some_path,
+        help="For tracin, gas: models on their way through training.",
+        show_default="RUN/checkpoints",
     ),
 ]
 EnsembleSize = Annotated[
@@ -232,6 +249,7 @@ Retrained = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
+        parser=some_path,
         help="For ensembles, empirical-influence, datamodel: a benchmark folder.",
         show_default="RUN/benchmark",
     ),

@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
-from dtrak.cli.options import whole_number
 from dtrak.errors import UsageError
+from dtrak.cli.options import some_path, whole_number
 
 RunToRetrain = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="The folder of a run to retrain; or give --benchmark.")
 ]
 Benchmark = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="A benchmark to read, instead of a run to retrain.")
+    Path | None,
+    typer.Option(metavar="FOLDER", parser=some_path, help="A benchmark to read, instead of a run to retrain."),
 ]
 QueryKind = Annotated[str, typer.Option("--queries", metavar="KIND", help="validation or generated.")]
 Output = Annotated[str, typer.Option(metavar="NAME", help="What the scores should predict: simple, or any objective.")]
@@ -31,10 +32,17 @@ EvaluatedDamping = Annotated[
 Grid = Annotated[str, typer.Option(metavar="NAME", help="What chosen and best try: log, half decades; or paper's.")]
 LdsFile = Annotated[
     Path | None,
-    typer.Option("--out", metavar="LDS.json", help="Where to write the numbers.", show_default="RUN/lds.json"),
+    typer.Option(
+        "--out",
+        metavar="LDS.json",
+        parser=some_path,
+        help="Where to write the numbers.",
+        show_default="RUN/lds.json",
+    ),
 ]
 TableFile = Annotated[
-    Path | None, typer.Option("--table", metavar="FILE", help="Write the table here: .txt, .csv, .md or .tex.")
+    Path | None,
+    typer.Option("--table", metavar="FILE", parser=some_path, help="Write the table here: .txt, .csv, .md or .tex."),
 ]
 # How models are retrained for a benchmark, by the names that `RetrainingSettings` has for them.
 Subsets = Annotated[

@@ -1,8 +1,8 @@
 """What the commands do with a run: each step finds what is there already and adds what is missing."""
 
-import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -13,7 +13,7 @@ from dtrak.attribution.attributing import attribute, check_objective, gather
 from dtrak.attribution.evidence import Evidence
 from dtrak.attribution.scores import Scores, load_scores, save_scores
 from dtrak.engines import Engine
-from dtrak.errors import UsageError
+from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.comparison import CHOSEN, FEWEST, Comparison
 from dtrak.evaluation.counterfactual import Counterfactual, evaluate_counterfactual
 from dtrak.evaluation.redrawing import Question
@@ -79,14 +79,15 @@ def attribute_run(
     if "retrained" in settings:
         made_by["fingerprints"].append(Benchmark.open(settings["retrained"]).fingerprint)
     scores_path, made_by_path = run.folder / "scores.npz", run.folder / "attribution.json"
-    earlier = json.loads(made_by_path.read_text()) if scores_path.exists() and made_by_path.exists() else {}
-    if made_by.items() <= earlier.items():
-        return load_scores(scores_path)
+    if made_by.items() <= (run.last_attribution() or {}).items():
+        with suppress(DtrakError):  # scores that are gone or damaged are made again
+            return load_scores(scores_path)
     started = time.monotonic()
     scores: dict[str, Scores] = attribute(
         model, train_images, query_images, methods, cache=cache, device=device, engine=engine, **settings
     )
-    made_by_path.unlink(missing_ok=True)  # so that the two never speak of different scores
+    if made_by_path.exists():
+        write_json(made_by_path, {})  # so that the two never speak of different scores
     save_scores(scores_path, scores)
     write_json(made_by_path, made_by | {"seconds": round(time.monotonic() - started, 1)})
     return scores

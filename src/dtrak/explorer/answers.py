@@ -133,8 +133,7 @@ def csv(
 ) -> Iterator[str]:
     """A line for every picture and training image, the strongest first: query, rank, train, score and the columns."""
     for number, (entry, scored) in enumerate(pictures):
-        scores = scores_of(exploration, scored, entry, method, damping)
-        yield scores.to_pandas().to_csv(index=False, header=number == 0)
+        yield scores_of(exploration, scored, entry, method, damping).csv(header=number == 0)
 
 
 def scores_of(exploration: Exploration, scored: Scored, entry: Entry, method: Method, damping: Damping) -> Scores:

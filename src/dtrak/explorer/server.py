@@ -1,6 +1,5 @@
 """How the explorer starts and ends."""
 
-import os
 import socket
 import threading
 import webbrowser
@@ -8,6 +7,7 @@ from contextlib import suppress
 
 import uvicorn
 
+from dtrak.ending import leave
 from dtrak.explorer.address import is_loopback
 from dtrak.explorer.app import Explorer
 from dtrak.explorer.exploration import Exploration
@@ -45,4 +45,4 @@ def serve(exploration: Exploration, host: str, listening: socket.socket, open_br
             uvicorn.Server(config).run(sockets=[listening])
     finally:
         if not exploration.questions.close():
-            os._exit(0)  # in the midst of a long computation; what it has written is whole, as after any kill
+            leave(0)  # in the midst of a long computation

@@ -150,10 +150,7 @@ class FeatureStore:
             raise DtrakError(
                 f"features of {self.folder} overflow {self.manifest.dtype}: store them as bfloat16 or float32"
             )
-        path = self._path(index)
-        for leftover in self.folder.glob(f".{path.name}.*.tmp"):
-            leftover.unlink(missing_ok=True)
-        write_bytes(path, save({"features": stored}, {"checksum": _checksum(stored)}))
+        write_bytes(self._path(index), save({"features": stored}, {"checksum": _checksum(stored)}))
 
     @property
     def cost(self) -> Cost:

@@ -4,14 +4,13 @@ Each section of the page has a file here that says what it shows and a template 
 if the run has what it is about. No picture is embedded twice, and all of them together stay within a budget.
 """
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dtrak.attribution.scores import load_scores
-from dtrak.errors import UsageError
+from dtrak.attribution.scores import Scores, load_scores
+from dtrak.errors import DtrakError, UsageError
 from dtrak.files import write_text
 from dtrak.images.images import Images
 from dtrak.report import wording
@@ -36,7 +35,12 @@ def write_report(run: Run) -> Path:
     made_by, path = run.folder / "attribution.json", run.folder / "scores.npz"
     if not path.exists() or not made_by.exists():
         raise UsageError(f"{run.folder} has no scores yet: `dtrak attribute {run.folder}` makes them")
-    settings, scores = json.loads(made_by.read_text()), load_scores(path)
+    settings = run.last_attribution()
+    if settings is None:
+        raise UsageError(
+            f"{made_by} does not say how the scores were made: `dtrak attribute {run.folder}` makes both again"
+        )
+    scores = _scores(run, path)
     one = next(iter(scores.values()))  # they are all of the same images
     pictures = run.query_images(run.located(settings["queries"]))
     train = run.train_images.select(run.train_images.positions(one.train_ids, str(path)))
@@ -78,6 +82,13 @@ def write_report(run: Run) -> Path:
     report = run.folder / "report.html"
     write_text(report, page)
     return report
+
+
+def _scores(run: Run, path: Path) -> dict[str, Scores]:
+    try:
+        return load_scores(path)
+    except DtrakError as error:
+        raise UsageError(f"{error}: `dtrak attribute {run.folder}` makes them again") from error
 
 
 def _training_images(train: Images, positions: Iterable[int]) -> dict[str, Shown]:

@@ -7,12 +7,11 @@ from typing import Any
 
 from dtrak.attribution.scores import Scores
 from dtrak.gradients.timesteps import select_timesteps
-from dtrak.kernels.damping import Damping, partner_of
-from dtrak.methods import METHODS, objectives_of
+from dtrak.kernels.damping import Damping
+from dtrak.methods import METHODS
 from dtrak.methods.method import Gradients
 from dtrak.report.comparisons import LDSOf, Measured
 from dtrak.report.wording import duration
-from dtrak.runs.recipes import DDPMRecipe
 from dtrak.runs.run import Run
 
 

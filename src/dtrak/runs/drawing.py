@@ -1,7 +1,7 @@
 """Draw a run's pictures into its folder generated/, each with the seed and the prompt that it came from."""
 
 import json
-import shutil
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from dtrak.progress import progress_bar
 from dtrak.runs.run import Run
 
 MADE_BY, METADATA = "made-by.json", "metadata.jsonl"
+OURS = re.compile(r"seed-\d{5,}\.png|made-by\.json|metadata\.jsonl")  # what `generate` writes
 
 
 @dataclass(frozen=True)
@@ -49,25 +50,50 @@ def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int,
     made_by = json.dumps(settings)
     drawings = {one.file: one for one in _drawings(run, model, range(seed, seed + count), prompt)}
     metadata = "".join(one.line() for one in drawings.values())
-    finished, unfinished = run.folder / "generated", run.folder / "generated-unfinished"
-    there = {path.name for path in finished.glob("*.png")} if _text(finished / MADE_BY) == made_by else set()
+    finished = run.folder / "generated"
+    gathered = finished.resolve()  # elsewhere if it is a link
+    unfinished = gathered.with_name(f"{gathered.name}-unfinished")
+    there = _pictures(finished) if _text(finished / MADE_BY) == made_by else set()
     earlier = {name for name in there & drawings.keys() if is_whole(finished / name, model.image_shape)}
     if there == earlier == drawings.keys() and _text(finished / METADATA) == metadata:
         return
     with alone_in(run.folder):
-        clear_leftovers(run.folder, finished.name)
+        clear_leftovers(gathered.parent, gathered.name)
         clear_leftovers(unfinished)
-        if _text(unfinished / MADE_BY) != made_by:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        write_text(unfinished / MADE_BY, made_by)
-        for path in unfinished.glob("*.png"):
-            if path.name not in drawings or not is_whole(path, model.image_shape):
-                path.unlink()
+        _begin(unfinished, made_by)
+        for name in _pictures(unfinished):
+            if name not in drawings or not is_whole(unfinished / name, model.image_shape):
+                (unfinished / name).unlink()
         for name in earlier:
             write_bytes(unfinished / name, (finished / name).read_bytes())
         _draw_missing(model, list(drawings.values()), steps, guidance, unfinished)
         write_text(unfinished / METADATA, metadata)
+        _move_what_is_not_ours(finished, unfinished)
         replace_folder(unfinished, finished)
+
+
+def _begin(folder: Path, made_by: str) -> None:
+    """Make the folder that gathers pictures, or go on with it; those that were made otherwise go."""
+    there = _text(folder / MADE_BY)
+    if there is None and folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not a folder that dtrak made: move it away, pictures are gathered there")
+    if there != made_by:
+        for path in folder.glob("*"):
+            if OURS.fullmatch(path.name):
+                path.unlink()
+    write_text(folder / MADE_BY, made_by)
+
+
+def _pictures(folder: Path) -> set[str]:
+    """The names of those that `generate` has drawn."""
+    return {path.name for path in folder.glob("*.png") if OURS.fullmatch(path.name)}
+
+
+def _move_what_is_not_ours(finished: Path, unfinished: Path) -> None:
+    """What someone has put among the pictures stays with them."""
+    for path in list(finished.glob("*")):
+        if not OURS.fullmatch(path.name):
+            path.rename(unfinished / path.name)
 
 
 def _drawings(run: Run, model: DiffusionModel, seeds: range, prompt: str | None) -> list[Drawing]:

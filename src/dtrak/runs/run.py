@@ -8,19 +8,24 @@
 `dtrak run RUN/recipe.yaml --out OTHER` makes it again.
 """
 
+import json
 import os
 import platform
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from dtrak.errors import UsageError
 from dtrak.files import write_json, write_text
 from dtrak.images.images import Images, load_images, read_ids
 from dtrak.images.selection import Selection
-from dtrak.runs.recipes import Recipe, dump_recipe, first_difference, load_recipe
+from dtrak.runs.recipes import Recipe, dump_recipe, load_recipe
+from dtrak.sections import first_difference
+from dtrak.temporaries import clear_leftovers, clear_leftovers_below
 
 if TYPE_CHECKING:
     from dtrak.models import DiffusionModel
@@ -29,6 +34,27 @@ if TYPE_CHECKING:
 
 PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
+# The folders in a run's folder. A new run takes no other's for its own.
+FOLDERS = ("asked", "benchmark", "checkpoints", "counterfactual", "features", "generated", "latents", "lds", "model")
+
+
+class LastAttribution(BaseModel):
+    """What attribution.json has to say, at the least, for anyone to make use of it."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    queries: str
+    method: list[str] = Field(min_length=1)
+    objective: str | None
+    timesteps: int | str
+    draws: int = Field(1, ge=1)
+    projection: str
+    projection_dim: int
+    parameters: str | None = None
+    damping: float | str
+    seed: int
+    seconds: float
+    fingerprints: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -50,11 +76,12 @@ class Run:
         path, text = run.folder / "recipe.yaml", dump_recipe(recipe if ids is None else recipe.with_subset(SUBSET))
         if os.path.exists(path):
             run._check_same(ids)
-            if path.read_text(encoding="utf-8") != text:
+            if text not in (path.read_text(encoding="utf-8"), dump_recipe(load_recipe(str(path)))):
                 write_text(path, text)
             return cls.open(folder)
+        run._check_free(ids)
         run.check_recipe()
-        if recipe.model.kind != "ddpm":
+        if not recipe.family.makes_new_weights:
             run.new_model()  # whose weights are there already, and must be whole
         if ids is not None:
             write_text(run.folder / SUBSET, ids)
@@ -69,7 +96,27 @@ class Run:
             raise UsageError(
                 f"{folder} is not a run: it has no recipe.yaml (`dtrak train RECIPE --out {folder}` makes one)"
             )
-        return cls(Path(folder), load_recipe(str(path)))
+        opened = cls(Path(folder), load_recipe(str(path)))
+        clear_leftovers(opened.folder)
+        clear_leftovers_below(opened.folder / name for name in (*FOLDERS, "generated-unfinished"))
+        return opened
+
+    def last_attribution(self) -> dict[str, Any] | None:
+        """How the run's images were scored last, from attribution.json; None if it is not there or does not say so."""
+        from dtrak.kernels.damping import Damping
+        from dtrak.gradients.timesteps import select_timesteps
+
+        path = self.folder / "attribution.json"
+        try:
+            if not path.is_file():
+                return None
+            kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            found = LastAttribution.model_validate(kept)
+            select_timesteps(found.timesteps, self.recipe.model.timesteps)
+            Damping.parse(found.damping)
+        except (OSError, ValueError, RecursionError, UsageError):
+            return None
+        return kept
 
     @cached_property
     def train_images(self) -> Images:
@@ -160,6 +207,19 @@ class Run:
         if recipe.model.kind != "ddpm":
             check_columns(recipe.model.prompt, images, f"{recipe.name}: model.prompt")
         check_buildable(recipe.model, images.shape, recipe.data.train, recipe.name)
+
+    def _check_free(self, ids: str | None) -> None:
+        """Refuse a folder that is no run but has what would be taken for a run's, or written over."""
+        versions_of, subset = self.folder / "run.json", self.folder / SUBSET
+        taken = [self.folder / name for name in FOLDERS if (self.folder / name).exists()]
+        if versions_of.exists() and '"dtrak"' not in versions_of.read_text(errors="replace"):
+            taken.append(versions_of)
+        if ids is not None and subset.exists() and subset.read_text(errors="replace") != ids:
+            taken.append(subset)
+        if taken:
+            raise UsageError(
+                f"{self.folder} is not a run, but has {taken[0].name}, which is not dtrak's: give another --out"
+            )
 
     def _check_same(self, ids: str | None) -> None:
         stored = Run.open(self.folder).recipe

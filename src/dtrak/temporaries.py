@@ -1,0 +1,89 @@
+"""Temporary names: what is being written lies under one, and what killed processes have left of it is cleared.
+
+Whoever writes holds a lock on the temporary file or folder, and a lock dies with its process. So anyone may clear what
+nobody holds, while other processes write into the same folder.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path`, unique to this call, that no reader takes for the real thing."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+@contextmanager
+def temporary(path: Path, is_folder: bool = False) -> Iterator[Path]:
+    """A new file or folder beside `path`, locked as long as the block lasts; gone after it, unless it was renamed."""
+    clear_leftovers(path.parent, path.name)
+    found, lock = _locked(path, is_folder)
+    try:
+        yield found
+    finally:
+        _remove(found)
+        os.close(lock)
+
+
+def clear_leftovers(folder: Path, name: str | None = None) -> None:
+    """Remove what killed processes left of `name`, or of everything, in `folder`: what no process holds."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = TEMPORARY.fullmatch(entry.name)
+            if found and name in (None, found[1]) and not entry.is_symlink():
+                _remove_unless_held(Path(entry.path), entry.is_dir())
+
+
+def clear_leftovers_below(folders: Iterable[Path]) -> None:
+    """The same in folders and all folders inside them; links are not followed."""
+    for folder in folders:
+        for parent, _, _ in os.walk(folder):
+            clear_leftovers(Path(parent))
+
+
+def _locked(path: Path, is_folder: bool) -> tuple[Path, int]:
+    """Make a temporary file or folder; gives it with a descriptor that locks it until it is closed."""
+    while True:
+        found = temporary_name(path)
+        if is_folder:
+            found.mkdir()
+        else:
+            os.close(os.open(found, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        try:
+            descriptor = _open(found, is_folder)
+        except FileNotFoundError:  # cleared before it was locked
+            continue
+        with suppress(OSError):  # where there are no locks, nobody clears either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if found.exists():
+            return found, descriptor
+        os.close(descriptor)
+
+
+def _remove_unless_held(path: Path, is_folder: bool) -> None:
+    with suppress(OSError):
+        descriptor = _open(path, is_folder)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(path)
+        finally:
+            os.close(descriptor)
+
+
+def _open(path: Path, is_folder: bool) -> int:
+    return os.open(path, os.O_RDONLY if is_folder else os.O_RDWR | os.O_NONBLOCK)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
