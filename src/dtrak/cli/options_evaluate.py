@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from dtrak.errors import UsageError
 from dtrak.cli.options import some_path, whole_number
+from dtrak.errors import UsageError
 
 RunToRetrain = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="The folder of a run to retrain; or give --benchmark.")

@@ -103,8 +103,8 @@ class Run:
 
     def last_attribution(self) -> dict[str, Any] | None:
         """How the run's images were scored last, from attribution.json; None if it is not there or does not say so."""
-        from dtrak.kernels.damping import Damping
         from dtrak.gradients.timesteps import select_timesteps
+        from dtrak.kernels.damping import Damping
 
         path = self.folder / "attribution.json"
         try:
