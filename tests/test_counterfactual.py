@@ -4,7 +4,7 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +63,15 @@ def run(small_run: Path, tmp_path: Path) -> Run:
     return Run.open(shutil.copytree(small_run, tmp_path / "run"))
 
 
-class Counting:
+class Counting(ThisProcess):
     """The engine of one process, which remembers its jobs."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
 
-    def run(
-        self, work: Callable[[Any, Any], Any], context: Any, jobs: Sequence[Any], threads: int = 1, gpu: bool = False
-    ) -> Iterator[tuple[Any, Any]]:
+    def run(self, work: Any, context: Any, jobs: Any, threads: int = 1, *where: Any) -> Iterator[tuple[Any, Any]]:
         self.jobs += jobs
-        yield from ThisProcess().run(work, context, jobs, threads, gpu)
+        yield from super().run(work, context, jobs, threads, *where)
 
 
 class Thumbnail:

@@ -37,9 +37,9 @@ def test_workers_take_as_many_threads_as_the_user_leaves_this_process(
     seen = []
 
     class Watched(ThisProcess):
-        def run(self, work: Any, context: Any, jobs: Any, threads: int = 1, gpu: bool = False) -> Iterator[Any]:
+        def run(self, work: Any, context: Any, jobs: Any, threads: int = 1, *where: Any) -> Iterator[Any]:
             seen.append(threads)
-            return super().run(work, context, jobs, threads, gpu)
+            return super().run(work, context, jobs, threads, *where)
 
     images, settings = DIGITS.select(range(2)), FeatureSettings(timesteps=1)
     for threads in (1, 2):

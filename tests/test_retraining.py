@@ -82,7 +82,7 @@ def test_outputs_are_the_means_of_a_plain_loop(
     model, images = tiny.unet(prediction_type), load_images("digits:validation").select(range(4))
     model.network.eval()
     timesteps, noises = (0, 10, 999), 2
-    expected = np.zeros((len(OBJECTIVES), 4))
+    expected = {name: np.zeros(4) for name in OBJECTIVES}
     for column, clean in enumerate(images.tensor(range(4))):
         for timestep in timesteps:
             for draw in range(noises):
@@ -90,12 +90,14 @@ def test_outputs_are_the_means_of_a_plain_loop(
                 t = torch.tensor([timestep])
                 with torch.no_grad():
                     predicted = model.predict_target(model.add_noise(clean[None], noise, t), t)
-                for row, objective in enumerate(OBJECTIVES.values()):
+                for name, objective in OBJECTIVES.items():
                     value = objective(predicted, noise, model.elbo_weights(t)).item()
-                    expected[row, column] += value / (len(timesteps) * noises)
+                    expected[name][column] += value / (len(timesteps) * noises)
     found = model_outputs(model, images, timesteps, noises, seed=5)
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    assert found.keys() == OBJECTIVES.keys()
+    for name, values in found.items():
+        assert values.dtype == np.float64
+        np.testing.assert_allclose(values, expected[name], rtol=2e-5, atol=1e-6)
 
 
 def test_outputs_that_are_not_finite_are_named() -> None:
@@ -184,7 +186,7 @@ def test_the_arrays_are_the_outputs_of_the_models_that_were_kept(benchmark: Path
             for seed in range(2):
                 model = load_model(str(benchmark / "retrained" / f"subset-{subset:03d}-seed-{seed}"))
                 values = model_outputs(model, opened.queries(kind), (0, 250, 500, 750), noises=2)
-                for objective, expected in zip(OBJECTIVES, values, strict=True):
+                for objective, expected in values.items():
                     found = opened.losses(kind, objective)
                     assert found.dtype == np.float32
                     np.testing.assert_allclose(found[subset, seed], expected, rtol=1e-5, atol=1e-7)
@@ -264,7 +266,7 @@ def own_benchmark(one_seed: Path, tmp_path: Path) -> Path:
 
 def flip_a_bit(path: Path) -> None:
     damaged = bytearray(path.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
+    damaged[damaged.index(b"simple.npy") + 60] ^= 1  # in the numbers: some bits of a zip file's heads mean nothing
     path.write_bytes(damaged)
 
 

@@ -22,6 +22,7 @@ MOST_DEATHS = 3  # of workers, over one job
 
 
 class Engine(Protocol):
+    is_here: bool  # whether jobs run in this process, and call its GPUs as it does
     is_remote: bool  # whether its workers may see other files than this process
 
     def run(
@@ -31,11 +32,13 @@ class Engine(Protocol):
         jobs: Sequence[Job],
         threads: int = 1,
         gpu: bool = False,
+        card: int | None = None,
     ) -> Iterator[tuple[Job, Result]]:
         """Yield every job with its result when it is done, in any order.
 
         `work` is a function at the top of a module; each worker is sent the context once. A job has so many `threads`,
-        and with `gpu` one of the GPUs to itself, which it sees as the only one.
+        and with `gpu` one of the GPUs to itself, which it sees as the only one: any of them, or the one that this
+        process calls `cuda:card`.
         """
         ...
 
@@ -60,6 +63,17 @@ def make_engine(name: str, workers: int | None = None, address: str | None = Non
     from dtrak.engines.this_process import ThisProcess
 
     return ThisProcess()
+
+
+def gpu_of(device: str) -> tuple[bool, int | None]:
+    """Whether a device is a GPU of the kind that engines give to jobs, and which one if it is not any of them."""
+    kind, _, index = device.partition(":")
+    return kind == "cuda", int(index) if index else None
+
+
+def device_of_worker(engine: Engine, device: str) -> str:
+    """What a job that was given this device calls it: a worker sees one GPU only."""
+    return device if engine.is_here or not gpu_of(device)[0] else "cuda"
 
 
 def attempt(work: Callable[[Context, Job], Result], context: Context, job: Job) -> tuple[Result] | Exception:

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from signal import Signals
 
 from dtrak.engines import MOST_DEATHS, Context, Job, Result, cores
-from dtrak.errors import DtrakError
+from dtrak.errors import DtrakError, UsageError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 VISIBLE_CARDS = "CUDA_VISIBLE_DEVICES"
@@ -31,7 +31,16 @@ def gpus() -> list[str]:
     return chosen.split(",") if chosen else [str(index) for index in range(torch.cuda.device_count())]
 
 
+def chosen_gpus(card: int | None) -> list[str]:
+    """All of them, or the one that this process calls `cuda:card`."""
+    found = gpus()
+    if card is not None and card >= len(found):
+        raise UsageError(f"device cuda:{card}: there are {len(found)} GPUs, counted from 0")
+    return found if card is None else [found[card]]
+
+
 class Pool:
+    is_here = False
     is_remote = False
 
     def __init__(self, workers: int | None = None) -> None:
@@ -44,9 +53,10 @@ class Pool:
         jobs: Sequence[Job],
         threads: int = 1,
         gpu: bool = False,
+        card: int | None = None,
     ) -> Iterator[tuple[Job, Result]]:
         task = pickle.dumps((work, context))
-        cards = gpus() if gpu else []
+        cards = chosen_gpus(card) if gpu else []
         wanted = min(self.workers or len(cards) or max(1, cores() // threads), len(jobs))
         waiting, deaths = deque(range(len(jobs))), Counter[int]()
         idle: list[Worker] = []

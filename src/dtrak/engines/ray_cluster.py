@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dtrak.engines import MOST_DEATHS, Context, Job, Result, attempt, cores
+from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
 from dtrak.engines.this_process import exactly
 from dtrak.errors import DtrakError, UsageError
 
@@ -16,6 +17,7 @@ SECONDS_TO_ANSWER = 10.0
 
 
 class RayCluster:
+    is_here = False
     is_remote = True
 
     def __init__(self, workers: int | None = None, address: str | None = None) -> None:
@@ -30,9 +32,10 @@ class RayCluster:
         jobs: Sequence[Job],
         threads: int = 1,
         gpu: bool = False,
+        card: int | None = None,
     ) -> Iterator[tuple[Job, Result]]:
         ray = self.ray
-        with self._connected(threads, gpu):
+        with self._connected(threads, gpu, card):
             task = ray.put((work, context))
             remote = ray.remote(num_cpus=threads, num_gpus=int(gpu), max_retries=MOST_DEATHS - 1)(_answer)
             waiting = list(range(len(jobs)))[::-1]
@@ -56,9 +59,11 @@ class RayCluster:
                     ray.cancel(unfinished, force=True)
 
     @contextmanager
-    def _connected(self, threads: int, gpu: bool) -> Iterator[None]:
+    def _connected(self, threads: int, gpu: bool, card: int | None) -> Iterator[None]:
         """Use the connection there is, or make one and close it again."""
         ray = self.ray
+        if card is not None and (self.address is not None or ray.is_initialized()):
+            raise UsageError(f"device cuda:{card}: a running Ray cluster chooses the GPUs itself: give --device cuda")
         if ray.is_initialized():
             self._check_fits(threads, gpu)
             yield
@@ -66,7 +71,10 @@ class RayCluster:
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
         if self.address is None:
             cpus = (self.workers or max(1, cores() // threads)) * threads
-            ray.init("local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+            cards = chosen_gpus(card) if gpu else []
+            own = {"num_cpus": cpus, "num_gpus": len(cards), "include_dashboard": False}
+            with _visible(cards):
+                ray.init("local", _node_ip_address="127.0.0.1", **own, **quiet)
         else:
             try:
                 _check_answers(self.address)
@@ -92,6 +100,20 @@ class RayCluster:
             )
         if gpu and not any(node.get("GPU", 0) >= 1 for node in nodes):
             raise UsageError("a job takes a GPU, but no node of the Ray cluster has one: give --device cpu")
+
+
+@contextmanager
+def _visible(cards: list[str]) -> Iterator[None]:
+    """Let what is started meanwhile see these GPUs only; whatever is visible if there are none."""
+    before = os.environ.get(VISIBLE_CARDS)
+    if cards:
+        os.environ[VISIBLE_CARDS] = ",".join(cards)
+    try:
+        yield
+    finally:
+        os.environ.pop(VISIBLE_CARDS, None)
+        if before is not None:
+            os.environ[VISIBLE_CARDS] = before
 
 
 def _import_ray(on_this_machine: bool) -> Any:

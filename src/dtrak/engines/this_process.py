@@ -9,6 +9,7 @@ from dtrak.engines import Context, Job, Result
 
 
 class ThisProcess:
+    is_here = True
     is_remote = False
 
     def run(
@@ -18,6 +19,7 @@ class ThisProcess:
         jobs: Sequence[Job],
         threads: int = 1,
         gpu: bool = False,
+        card: int | None = None,
     ) -> Iterator[tuple[Job, Result]]:
         for job in jobs:
             with exactly(threads):

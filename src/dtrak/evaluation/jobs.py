@@ -6,7 +6,7 @@ independent of each other and run on any engine.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dtrak.engines import Engine, cores
+from dtrak.engines import Engine, cores, device_of_worker, gpu_of
 from dtrak.evaluation.outputs import model_outputs
 from dtrak.features.inputs import ModelInputs
 from dtrak.models import DiffusionModel, new_model
@@ -70,7 +70,7 @@ def retrain(context: Retraining, job: Job) -> Arrays:
     """Train the recipe's model on a subset; gives what was asked for:
 
     - "seconds", [], that the training took
-    - "outputs/NAME", float64 [objectives, Q], of each set of queries
+    - "outputs/NAME/OBJECTIVE", float64 [Q], of each set of queries
     - "pictures", float32 [B, C, H, W] in [−1, 1], drawn from the job's seeds
     - "estimates", float32 [steps, B, C, H, W], what each step of DDIM took them for: x̂_0, in the denoised space
     - "weights/NAME", each of those that were trained
@@ -80,10 +80,9 @@ def retrain(context: Retraining, job: Job) -> Arrays:
     model = train_in_memory(recipe, context.images.select(np.flatnonzero(context.masks[job.subset])), context.device)
     wanted = context.outputs
     arrays: Arrays = {"seconds": np.array(time.perf_counter() - started)}
-    arrays |= {
-        f"outputs/{name}": model_outputs(model, images, wanted.timesteps, wanted.noises, wanted.seed)
-        for name, images in context.queries.items()
-    }
+    for name, images in context.queries.items():
+        values = model_outputs(model, images, wanted.timesteps, wanted.noises, wanted.seed)
+        arrays |= {f"outputs/{name}/{objective}": array for objective, array in values.items()}
     if job.draw:
         steps, guidance = recipe.generation.steps, recipe.generation.guidance
         drawn = sample(model, job.draw, steps, job.trajectory, job.prompts or None, guidance)
@@ -106,21 +105,29 @@ def retrained(
             f"{len(jobs):,} of {done + len(jobs):,} models to train from scratch, each {each} of {total:,} images with "
             f"{threads} thread{'s' * (threads > 1)}"
         )
+    gpu, card = gpu_of(context.device)
+    sent = replace(context, device=device_of_worker(engine, context.device))
     with progress_bar("retrain", done + len(jobs), "models") as advance:
         advance(done)
-        for job, arrays in engine.run(retrain, context, jobs, threads, gpu=context.device == "cuda"):
+        for job, arrays in engine.run(retrain, sent, jobs, threads, gpu, card):
             yield job, arrays
             advance(1)
 
 
-def read_whole(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Arrays | None:
-    """The arrays of these shapes that a finished job has left; None if they are not there whole."""
+def read_arrays(path: Path) -> Arrays | None:
+    """What a finished job has left; None if it is not there whole."""
     try:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in shapes}
+            return dict(archive)
     except Exception:  # damaged archives raise all kinds
         return None
-    return arrays if {key: array.shape for key, array in arrays.items()} == shapes else None
+
+
+def read_whole(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Arrays | None:
+    """The arrays of these shapes that a finished job has left; None if they are not there whole."""
+    arrays = read_arrays(path) or {}
+    found = {key: arrays[key] for key in shapes if key in arrays}
+    return found if {key: array.shape for key, array in found.items()} == shapes else None
 
 
 def model_of(context: Retraining, arrays: Arrays) -> DiffusionModel:

@@ -36,8 +36,8 @@ def images_in_a_pass(bytes_each: int, device: torch.device, memory: int) -> int:
 @torch.no_grad()
 def model_outputs(
     model: DiffusionModel, images: Images | ModelInputs, timesteps: Sequence[int], noises: int = 3, seed: int = 0
-) -> NDArray[np.float64]:
-    """[objectives, Q] in the order of `OBJECTIVES`, for Q images."""
+) -> dict[str, NDArray[np.float64]]:
+    """Of Q images [Q], by the names of `OBJECTIVES`."""
     model.network.eval()
     view = model_inputs(model, images)
     copies = [(timestep, draw) for timestep in timesteps for draw in range(noises)]
@@ -57,7 +57,7 @@ def model_outputs(
                     f"at timestep {copies[used[first]][0]}"
                 )
             sums.index_add_(1, rows, values)
-    return (sums / len(copies)).numpy()
+    return dict(zip(OBJECTIVES, (sums / len(copies)).numpy(), strict=True))
 
 
 def _values(

@@ -41,6 +41,7 @@ class Question:
     queries: Images
     remove: int
     steps: tuple[Step, ...]
+    device: str  # as it was asked for: `cuda` is any GPU
 
     @property
     def seeds(self) -> list[int]:
@@ -105,7 +106,7 @@ def ask(
     for step in steps:
         _ = Trajectories(model, queries, run.recipe.generation.steps, step).timesteps
     chosen = queries.first(usual.pictures or COUNT if count is None else count)
-    return Question(run, model, chosen, remove, tuple(dict.fromkeys(steps)) or (None,))
+    return Question(run, model, chosen, remove, tuple(dict.fromkeys(steps)) or (None,), device)
 
 
 def draw_again(question: Question) -> dict[Step, Drawn]:
@@ -139,7 +140,7 @@ def draw_without(
     missing = [job for job in jobs if _finished(question, job, paths[job]) is None]
     if missing:
         view = model_inputs(model, run.train_images, run.latents, mirrored=run.recipe.training.flip).in_memory()
-        context = Retraining(run.recipe, view, ~sets, device=str(model.device))
+        context = Retraining(run.recipe, view, ~sets, device=question.device)
         threads = threads_per_job(run.recipe, model, view.condition([0]))
         for job, arrays in retrained(context, missing, engine, threads, len(jobs) - len(missing)):
             write_bytes(paths[job], as_npz(arrays))

@@ -6,7 +6,8 @@
 - benchmark.json: how it was made; jobs/: what each job gave; retrained/: the models, if they are kept
 
 Each job is written as it finishes, whole or not at all: a kill costs the jobs under way and no others. The arrays are
-put together when all jobs are there.
+put together when all jobs are there. A job keeps each objective's outputs under its name; one that was not known when a
+job was done is left out, and no model is trained again for it.
 """
 
 import json
@@ -21,7 +22,7 @@ from pydantic import ValidationError
 
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError, choose
-from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, model_of, read_whole, retrained, threads_per_job
+from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, model_of, read_arrays, retrained, threads_per_job
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.features.trajectories import SEED
@@ -37,6 +38,8 @@ from dtrak.runs.run import Run, versions
 
 GROWING = ("subsets", "seeds")  # there can be more of them later
 AS_FOUND = ("threads", "versions")  # of who began
+MAIN = "simple"  # the objective that every job keeps: it is what LDS predicts
+KEPT_BEFORE = ("simple", "elbo", "square", "avg", "l1", "l2", "linf")  # in this order, as one array [7, Q]
 
 
 @dataclass(frozen=True)
@@ -209,35 +212,49 @@ def _do_missing(folder: Path, context: Retraining, jobs: list[Job], engine: Engi
         if context.keep_weights:
             save_model(model_of(context, arrays), folder / "retrained" / str(job))
         write_text(_path(folder, job).with_suffix(".seconds"), f"{arrays['seconds']:.3f}\n")
-        write_bytes(_path(folder, job), as_npz({key: arrays[key] for key in _shapes(context)}))
+        write_bytes(_path(folder, job), as_npz({key: one for key, one in arrays.items() if key.startswith("outputs/")}))
 
 
 def _path(folder: Path, job: Job) -> Path:
     return folder / "jobs" / f"{job}.npz"
 
 
-def _shapes(context: Retraining) -> dict[str, tuple[int, int]]:
-    """Of the arrays that are kept of a job."""
-    return {f"outputs/{name}": (len(OBJECTIVES), len(images)) for name, images in context.queries.items()}
+def _outputs(folder: Path, context: Retraining, job: Job) -> dict[str, Arrays] | None:
+    """What a finished job has left: for each set of queries, [Q] by the name of an objective, L_Simple at least.
 
-
-def _outputs(folder: Path, context: Retraining, job: Job) -> Arrays | None:
-    """What a finished job has left; None if it is not there whole."""
+    None if it is not there whole.
+    """
     if context.keep_weights and not (folder / "retrained" / str(job)).exists():
         return None
-    return read_whole(_path(folder, job), _shapes(context))
+    arrays = read_arrays(_path(folder, job)) or {}
+    outputs = {name: _by_objective(arrays, f"outputs/{name}") for name in context.queries}
+    for name, images in context.queries.items():
+        if MAIN not in outputs[name] or any(one.shape != (len(images),) for one in outputs[name].values()):
+            return None
+    return outputs
+
+
+def _by_objective(arrays: Arrays, prefix: str) -> Arrays:
+    """The arrays `prefix/OBJECTIVE`, or the rows of the one that earlier versions kept instead."""
+    if prefix in arrays:
+        is_known = arrays[prefix].shape[:1] == (len(KEPT_BEFORE),)
+        return dict(zip(KEPT_BEFORE, arrays[prefix], strict=True)) if is_known else {}
+    return {key.removeprefix(f"{prefix}/"): one for key, one in arrays.items() if key.startswith(f"{prefix}/")}
 
 
 def _assemble(folder: Path, context: Retraining, jobs: list[Job]) -> None:
-    """Put the jobs' outputs together as float32 [M, S, Q] for each objective and set of queries."""
+    """Put the jobs' outputs together as float32 [M, S, Q], for each set of queries and objective that all jobs have."""
+    outputs: dict[Job, dict[str, Arrays]] = {}
+    for job in jobs:
+        found = _outputs(folder, context, job)
+        if found is None:
+            raise DtrakError(f"{_path(folder, job)} is gone or damaged: run the command again")
+        outputs[job] = found
     seeds = 1 + max(job.seed for job in jobs)
     for name, images in context.queries.items():
-        together = np.empty((len(OBJECTIVES), len(context.masks), seeds, len(images)), dtype=np.float32)
-        for job in jobs:
-            outputs = _outputs(folder, context, job)
-            if outputs is None:
-                raise DtrakError(f"{_path(folder, job)} is gone or damaged: run the command again")
-            together[:, job.subset, job.seed] = outputs[f"outputs/{name}"]
-        for objective, values in zip(OBJECTIVES, together, strict=True):
-            write_bytes(folder / losses_file(name, objective), as_npy(values))
+        for objective in [one for one in OBJECTIVES if all(one in of_job[name] for of_job in outputs.values())]:
+            together = np.empty((len(context.masks), seeds, len(images)), dtype=np.float32)
+            for job, of_job in outputs.items():
+                together[job.subset, job.seed] = of_job[name][objective]
+            write_bytes(folder / losses_file(name, objective), as_npy(together))
     write_bytes(folder / "masks.npy", as_npy(context.masks))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dtrak.devices import useful_threads
-from dtrak.engines import Engine
+from dtrak.engines import Engine, device_of_worker, gpu_of
 from dtrak.errors import DtrakError
 from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.features.settings import FeatureSettings
@@ -74,6 +74,7 @@ class Work:
     objectives: tuple[str, ...]
     settings: FeatureSettings
     timesteps: tuple[int, ...]
+    device: str | None = None  # to compute on; where the model is if None
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -89,7 +90,7 @@ class Work:
     def features(self) -> Features:
         settings = self.settings
         return Features(
-            self.model,
+            self.model.to(self.device or self.model.device),
             self.objectives,
             Copies(self.timesteps, settings.draws, settings.noise, settings.seed, self.data),
             self.projection,
@@ -167,8 +168,15 @@ def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tup
     """Some shards as an engine's workers finish them, with as many threads as this process would take for one."""
     threads = useful_threads(work.features.pass_bytes, torch.get_num_threads())
     images = work.images.in_memory() if engine.is_remote and isinstance(work.images, ModelInputs) else work.images
-    gpu = work.model.device.type == "cuda"
-    return engine.run(shard_of, replace(work, images=images), missing, threads, gpu)
+    device = work.model.device
+    gpu, card = gpu_of(str(device))
+    sent = replace(work, images=images, device=device_of_worker(engine, str(device)))
+    try:
+        if gpu and not engine.is_here:
+            work.model.to("cpu")  # tensors of a GPU can be sent only to who calls it the same
+        yield from engine.run(shard_of, sent, missing, threads, gpu, card or None)  # a model on cuda is on cuda:0, too
+    finally:
+        work.model.to(device)
 
 
 def _manifest(work: Work, objective: str) -> Manifest:

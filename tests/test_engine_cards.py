@@ -1,0 +1,134 @@
+"""Which GPU a worker gets. The cards are made up, the workers are real: each says which one it sees."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from dtrak import DiffusionModel, engines, load_images
+from dtrak.engines import make_engine
+from dtrak.errors import UsageError
+from dtrak.evaluation import jobs, redrawing
+from dtrak.evaluation.jobs import Job, Retraining, retrained
+from dtrak.features.featurizing import FeatureSettings, Work, _shards_by
+from dtrak.models import View
+from dtrak.runs.recipes import load_recipe
+from dtrak.runs.run import Run
+
+CARDS = ["3", "5"]
+
+
+@pytest.fixture(autouse=True)
+def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtrak.engines.pool.gpus", lambda: CARDS)
+
+
+def seen(context: float, job: int) -> tuple[int, str | None]:
+    time.sleep(context)
+    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def device_and_card(context: Retraining, job: Job) -> dict[str, Any]:
+    """In place of a training: what the job would have trained on."""
+    time.sleep(0.3)
+    return {"device": context.device, "card": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid()}
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("cuda", (True, None)),
+        ("cuda:0", (True, 0)),
+        ("cuda:1", (True, 1)),
+        ("cpu", (False, None)),
+        ("mps", (False, None)),
+    ],
+)
+def test_a_gpu_is_known_by_its_type_and_its_index(device: str, expected: tuple[bool, int | None]) -> None:
+    assert engines.gpu_of(device) == expected
+
+
+def test_a_card_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"device cuda:2: there are 2 GPUs, counted from 0"):
+        list(make_engine("pool").run(seen, 0.0, [1], gpu=True, card=2))
+
+
+@pytest.mark.parametrize(("device", "cards"), [("cuda", {"3", "5"}), ("cuda:1", {"5"})])
+def test_retraining_has_its_cards_to_itself(device: str, cards: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, or the one that was asked for."""
+    monkeypatch.setattr(jobs, "retrain", device_and_card)
+    images = View(load_images("digits:train").select(range(2)).in_memory())
+    context = Retraining(load_recipe("digits"), images, np.ones((4, 2), dtype=np.bool_), device=device)
+    found = [arrays for _, arrays in retrained(context, [Job(one) for one in range(4)], make_engine("pool"), 1)]
+    assert {one["card"] for one in found} == cards
+    assert len({one["pid"] for one in found}) == len(cards), "one worker for each card"
+    assert {one["device"] for one in found} == {"cuda"}, "a worker sees one card only"
+    (here,) = (arrays for _, arrays in retrained(context, [Job(0)], make_engine("process"), 1))
+    assert here["device"] == device
+
+
+def picture_of_card(context: Retraining, job: Job) -> dict[str, Any]:
+    """In place of a training and a drawing: a picture as bright as the number of the card."""
+    card = int(os.environ["CUDA_VISIBLE_DEVICES"])
+    picture = np.full((len(job.draw), 1, 8, 8), card, dtype=np.float32)
+    steps = context.recipe.generation.steps
+    return {"pictures": picture, "estimates": np.zeros((steps, *picture.shape), dtype=np.float32)}
+
+
+def test_counterfactuals_have_the_card_that_was_asked_for(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "retrain", picture_of_card)
+    question = replace(redrawing.ask(Run.open(own_run), "cpu", count=1), device="cuda:1")
+    sets = np.arange(1000)[None] < 5
+    (drawn,) = redrawing.draw_without(question, sets, np.zeros((1, 1), dtype=np.int64), [None], make_engine("pool"))
+    assert (drawn.pictures == 5).all()
+
+
+class Recorded:
+    """An engine that keeps what it was asked for, and does nothing."""
+
+    is_here = False
+    is_remote = False
+
+    def run(self, work: Any, context: Any, jobs: Any, threads: int, gpu: bool, card: int | None) -> Iterator[Any]:
+        self.asked = gpu, card, context.device
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("device", "asked"),
+    [("cuda:0", (True, None, "cuda")), ("cuda:1", (True, 1, "cuda")), ("cpu", (False, None, "cpu"))],
+)
+def test_features_ask_for_the_card_that_the_model_is_on(
+    device: str, asked: tuple[bool, int | None, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that was put on `cuda` is on `cuda:0`: then any card will do. Where it is has to be made up, too."""
+    model, images = tiny.unet(), View(load_images("digits:train").select(range(2)))
+    work = Work(model, images, images.fingerprint, ("simple",), FeatureSettings(timesteps=1, projection_dim=8), (0,))
+    assert work.features.pass_bytes > 0
+    moves: list[str] = []
+    monkeypatch.setattr(DiffusionModel, "device", property(lambda self: torch.device(device)))
+    monkeypatch.setattr(DiffusionModel, "to", lambda self, place: moves.append(str(place)))
+    engine = Recorded()
+    assert list(_shards_by(engine, work, [range(2)])) == []
+    assert engine.asked == asked
+    assert moves == ([device] if device == "cpu" else ["cpu", device]), "it comes back"
+
+
+def test_a_ray_cluster_of_its_own_has_the_same_card() -> None:
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    assert [card for _, (_, card) in make_engine("ray", 1).run(seen, 0.0, range(2), gpu=True, card=1)] == ["5", "5"]
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
+
+
+def test_a_running_cluster_cannot_be_told_which_card() -> None:
+    with pytest.raises(
+        UsageError, match=r"device cuda:1: a running Ray cluster chooses the GPUs itself: give --device"
+    ):
+        list(make_engine("ray", address="127.0.0.1:1").run(seen, 0.0, [1], gpu=True, card=1))

@@ -1,0 +1,134 @@
+"""What a retraining job keeps is known by its objective's name: a new or moved objective retrains nothing."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dtrak import objectives
+from dtrak.inputs.benchmark import Benchmark
+from dtrak.engines import make_engine
+from dtrak.errors import UsageError
+from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
+from dtrak.files import as_npy, as_npz
+from dtrak.runs.run import Run
+
+ORDER = ("simple", "elbo", "square", "avg", "l1", "l2", "linf")  # of the rows that earlier versions kept
+SETTINGS = {"subsets": 2, "seeds": 1, "timesteps": 2, "noises": 1}
+
+
+def make(run_folder: Path, folder: Path, **changes: int) -> None:
+    run = Run.open(run_folder)
+    queries = {"validation": run.query_images("digits:validation").select(range(3))}
+    make_benchmark(run, folder, RetrainingSettings(**{**SETTINGS, **changes}), make_engine("process"), queries)  # type: ignore[arg-type]
+
+
+def jobs(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "jobs").glob("*.npz")}
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "losses.npy", *sorted(folder.glob("outputs/*.npy")))}
+
+
+@pytest.fixture(scope="module")
+def made(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "benchmark"
+    make(finished_run, folder)
+    return folder
+
+
+@pytest.fixture
+def own(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "own"))
+
+
+def as_before(folder: Path) -> None:
+    """Write the jobs as earlier versions did: one array [7, Q], its rows in the order of the objectives."""
+    for path in (folder / "jobs").glob("*.npz"):
+        with np.load(path) as archive:
+            rows = np.stack([archive[f"outputs/validation/{name}"] for name in ORDER])
+        path.write_bytes(as_npz({"outputs/validation": rows}))
+
+
+def test_a_job_keeps_an_array_for_each_objective_under_its_name(own: Path) -> None:
+    for path in (own / "jobs").glob("*.npz"):
+        with np.load(path) as archive:
+            assert set(archive) == {f"outputs/validation/{name}" for name in ORDER}
+            assert {archive[key].shape for key in archive} == {(3,)}
+
+
+def test_a_folder_of_an_earlier_version_opens_and_goes_on(own: Path, finished_run: Path) -> None:
+    before = outputs(own)
+    as_before(own)
+    kept = jobs(own)
+    for path in own.glob("outputs/*.npy"):
+        path.unlink()
+    make(finished_run, own)
+    assert outputs(own) == before
+    assert jobs(own) == kept, "no model is trained again"
+    make(finished_run, own, subsets=3)
+    assert kept.items() <= jobs(own).items()
+    for name in ORDER:
+        grown = Benchmark.open(own).losses("validation", name)
+        assert grown.shape == (3, 1, 3)
+        path = own / "losses.npy" if name == "simple" else own / "outputs" / f"validation-{name}.npy"
+        assert before[path.name] != path.read_bytes()
+
+
+def add_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(objectives.OBJECTIVES, "largest", lambda predicted, noise, weights: predicted.flatten(1).amax(1))
+
+
+def turn_around(patch: pytest.MonkeyPatch) -> None:
+    turned = dict(reversed(objectives.OBJECTIVES.items()))
+    for name, value in turned.items():
+        patch.delitem(objectives.OBJECTIVES, name)
+        patch.setitem(objectives.OBJECTIVES, name, value)
+    assert tuple(objectives.OBJECTIVES) == ORDER[::-1]
+
+
+@pytest.mark.parametrize("change", [add_one, turn_around])
+@pytest.mark.parametrize("before", [as_before, lambda folder: None], ids=["kept before", "kept by name"])
+def test_another_registry_retrains_nothing_and_labels_the_same(
+    change: Callable[[pytest.MonkeyPatch], None],
+    before: Callable[[Path], None],
+    own: Path,
+    finished_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before(own)
+    kept, assembled = jobs(own), outputs(own)
+    with monkeypatch.context() as patch:
+        change(patch)
+        make(finished_run, own)
+        assert jobs(own) == kept
+        assert outputs(own) == assembled
+        make(finished_run, own, subsets=3)
+        assert kept.items() <= jobs(own).items()
+    for name in ORDER:
+        first = Benchmark.open(own).losses("validation", name)[:2]
+        path = "losses.npy" if name == "simple" else f"validation-{name}.npy"
+        assert as_npy(np.ascontiguousarray(first)) == assembled[path], "the same labels"
+    with pytest.raises(UsageError, match=r"has no outputs/validation-largest\.npy"):
+        Benchmark.open(own).losses("validation", "largest")
+
+
+def test_an_objective_that_all_jobs_have_is_put_together(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_one(monkeypatch)
+    make(finished_run, tmp_path / "new", subsets=1)
+    assert Benchmark.open(tmp_path / "new").losses("validation", "largest").shape == (1, 1, 3)
+
+
+@pytest.mark.parametrize("rows", [np.ones((6, 3)), np.ones((7, 4)), np.ones(7), np.array(1.0)])
+def test_what_no_version_has_kept_is_done_again(
+    rows: np.ndarray[tuple[int, ...], np.dtype[np.float64]], own: Path, finished_run: Path
+) -> None:
+    before, path = outputs(own), own / "jobs" / "subset-001-seed-0.npz"
+    path.write_bytes(as_npz({"outputs/validation": rows}))
+    make(finished_run, own)
+    assert outputs(own) == before
