@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from dtrak import objectives
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
 from dtrak.files import as_npy, as_npz
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.runs.run import Run
 
 ORDER = ("simple", "elbo", "square", "avg", "l1", "l2", "linf")  # of the rows that earlier versions kept

@@ -7,13 +7,14 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Column, Table
 
 from dtrak import ending
 from dtrak.cli import evaluate, options
+from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import DtrakError, UsageError
 from dtrak.printing import output, show, show_yaml, tell
 
@@ -62,7 +63,7 @@ def run(
         show(plan(loaded, folder, options.chosen_device(device)))
         return
 
-    from dtrak.cli.pipeline import run_all
+    from dtrak.cli.whole_run import run_all
 
     tell("The report", run_all(folder, loaded, options.chosen_device(device)))
 
@@ -118,9 +119,9 @@ def generate(
 
 
 @app.command()
-@options.with_scoring
+@with_scoring
 def attribute(
-    settings: dict[str, Any],
+    scoring: Scoring,
     run_folder: options.RunOrNone = None,
     queries: options.Queries = None,
     method: options.Method = None,
@@ -140,25 +141,23 @@ def attribute(
 
     IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
     """
-    given = {"method": method, "damping": damping, "engine": options.typed_engine(settings)}
-    changes = settings | {name: value for name, value in given.items() if value is not None}
+    asked = scoring.asking_for(method, damping)
     if run_folder is not None:
         if any(one is not None for one in (model, lora, prompt, train_source, size)):
             raise UsageError(
                 f"give a run ({run_folder}), or --model and --train (and --lora, --prompt, --size), not both"
             )
-        _attribute_run(run_folder, queries, out, changes, device)
+        _attribute_run(run_folder, queries, out, asked, device)
     elif model is None or train_source is None or queries is None or out is None:
         raise UsageError("give a run, or all of --model, --train, --queries and --out")
     else:
-        _attribute_model((model, lora, prompt), train_source, queries, out, size, changes, device)
+        _attribute_model((model, lora, prompt), train_source, queries, out, size, asked, device)
 
 
 def _attribute_run(
-    run_folder: Path, queries: str | None, out: Path | None, changes: dict[str, Any], device: str | None
+    run_folder: Path, queries: str | None, out: Path | None, scoring: Scoring, device: str | None
 ) -> None:
     from dtrak.files import check_not_read, check_writable
-    from dtrak.methods import split_methods
     from dtrak.runs.run import Run
 
     opened = Run.open(run_folder)
@@ -167,15 +166,25 @@ def _attribute_run(
         raise UsageError(
             f"{run_folder} has no generated pictures yet: `dtrak generate {run_folder}`, or give --queries"
         )
-    split_methods(changes.get("method", opened.recipe.attribution.method))
+    recipe = opened.recipe.attribution
+    methods = scoring.method_names(scoring.settings(recipe), recipe.method)
     out = out or run_folder / "scores.npz"
     check_not_read(out, source, opened.recipe.data.train, run_folder / "recipe.yaml")
     check_writable(out)
 
     from dtrak.attribution.scores import save_scores
-    from dtrak.cli.pipeline import attribute_run
+    from dtrak.runs.attributing import attribute_run, settings_of
 
-    scores = attribute_run(opened, opened.model(), source, changes, options.chosen_device(device))
+    scores = attribute_run(
+        opened,
+        opened.model(),
+        source,
+        methods,
+        scoring.settings(settings_of(opened)),
+        cache=scoring.cache,
+        device=options.chosen_device(device),
+        engine=scoring.engine,
+    )
     if out != run_folder / "scores.npz":
         save_scores(out, scores)
     tell("The scores", out)
@@ -187,27 +196,33 @@ def _attribute_model(
     queries: str,
     out: Path,
     size: int | None,
-    changes: dict[str, Any],
+    scoring: Scoring,
     device: str | None,
 ) -> None:
     """Without a cache of the user's, features lie beside the scores for as long as they are needed to go on."""
     from dtrak.files import check_not_read, check_writable, kept_until_done
     from dtrak.images.images import load_images
-    from dtrak.methods import split_methods
 
-    methods = split_methods(changes.pop("method", None), changes.get("objective"))
+    settings = scoring.settings()
+    methods = scoring.method_names(settings)
     check_not_read(out, train_source, queries, *model[:2])
     train_images, query_images = (load_images(source, size=size) for source in (train_source, queries))
     check_writable(out)
 
-    from dtrak.attribution.attributing import attribute as attribute_images
+    from dtrak.attribution.attributing import attribute_with
     from dtrak.attribution.scores import save_scores
     from dtrak.models import load_model
 
-    with kept_until_done(changes.pop("cache", None), out) as cache:
-        where = options.chosen_device(device)
-        scores = attribute_images(
-            load_model(*model), train_images, query_images, methods, cache=cache, device=where, **changes
+    with kept_until_done(scoring.cache, out) as cache:
+        scores = attribute_with(
+            load_model(*model),
+            train_images,
+            query_images,
+            methods,
+            settings,
+            cache=cache,
+            device=options.chosen_device(device),
+            engine=scoring.engine,
         )
         save_scores(out, scores)
     tell("The scores", out)
@@ -229,9 +244,9 @@ def report(run_folder: options.RunFolder) -> None:
 
 
 @app.command()
-@options.with_scoring
+@with_scoring
 def serve(
-    settings: dict[str, Any],
+    scoring: Scoring,
     run_folder: options.RunFolder,
     method: options.ServedMethods = None,
     damping: options.ServedDamping = None,
@@ -248,14 +263,21 @@ def serve(
     from dtrak.explorer.address import listen
     from dtrak.runs.run import Run
 
-    given = {"method": method, "damping": damping, "engine": options.typed_engine(settings)}
-    changes = settings | {name: value for name, value in given.items() if value is not None}
+    asked = scoring.asking_for(method, damping)
     opened, listening = Run.open(run_folder), listen(host, port)
 
     from dtrak.explorer.exploration import explore
     from dtrak.explorer.server import serve as serve_exploration
 
-    serve_exploration(explore(opened, changes, options.chosen_device(device)), host, listening, not no_browser)
+    exploration = explore(
+        opened,
+        options.chosen_device(device),
+        methods=asked.methods,
+        typed=asked.typed,
+        cache=asked.cache,
+        engine=asked.engine,
+    )
+    serve_exploration(exploration, host, listening, not no_browser)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`dtrak evaluate`: how far the scores can be trusted."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import typer
 
 from dtrak.cli import options
 from dtrak.cli import options_evaluate as asked
+from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
 from dtrak.printing import show, tell
 
@@ -21,9 +23,9 @@ app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mod
 
 
 @app.command()
-@options.with_scoring
+@with_scoring
 def lds(
-    settings: dict[str, Any],
+    scoring: Scoring,
     run_folder: asked.RunToRetrain = None,
     benchmark: asked.Benchmark = None,
     method: options.Method = None,
@@ -47,7 +49,6 @@ def lds(
     For a run, retrains its model on random subsets and keeps what they make of the run's validation and generated
     images as RUN/benchmark; for --benchmark, takes a folder where that was done. Then scores the methods against it.
     """
-    from dtrak.methods import split_methods
     from dtrak.runs.run import Run
 
     if (run_folder is None) == (benchmark is None):
@@ -65,37 +66,41 @@ def lds(
     if benchmark is not None and retraining:
         raise UsageError(f"--benchmark {benchmark} is read as it is: its {next(iter(retraining))} cannot be chosen")
     run = None if run_folder is None else Run.open(run_folder)
-    asked_of_run = {} if run is None else run.recipe.attribution.model_dump(include={"method", "objective"})
-    methods = split_methods(method or asked_of_run.get("method"), (asked_of_run | settings).get("objective"))
+    recipe = None if run is None else run.recipe.attribution
+    scoring = scoring.asking_for(method, None)
+    methods = scoring.method_names(scoring.settings(recipe), None if recipe is None else recipe.method)
     out = run_folder / "lds.json" if out is None and run_folder is not None else out
     _check_files(out, table)
 
-    from dtrak.cli.pipeline import benchmark_settings, keep_comparison
     from dtrak.evaluation.comparison import check_question, compare
+    from dtrak.evaluation.of_runs import benchmark_features_folder, keep_comparison
     from dtrak.files import kept_until_done, write_text
     from dtrak.inputs.benchmark import Benchmark
+    from dtrak.runs.attributing import settings_of
 
-    if "retrained" in settings:
-        raise UsageError(f"--retrained {settings['retrained']}: methods learn from the benchmark's own models here")
+    if "retrained" in scoring.typed:
+        given = scoring.typed["retrained"]
+        raise UsageError(f"--retrained {given}: methods learn from the benchmark's own models here")
+    settings, where = scoring.settings(None if run is None else settings_of(run)), options.chosen_device(device)
     check_question(methods, queries, output_function, damping, grid, settings)
-    engine, where = options.typed_engine(settings), options.chosen_device(device)
+    keeps = scoring.cache
     if run is not None:
-        made = _retrained(run, retraining, queries, damping, engine, where)
-        settings = benchmark_settings(run, settings)
+        made = _retrained(run, retraining, queries, damping, scoring.engine, where)
+        keeps = keeps or benchmark_features_folder(run, settings)
     elif benchmark is not None:
         made = Benchmark.open(benchmark)
-    with kept_until_done(settings.pop("cache", None), out) as cache:
+    with kept_until_done(keeps, out) as cache:
         found = compare(
             made,
             methods,
             cache,
+            settings,
             queries=queries,
             output=output_function,
             damping=damping,
             grid=grid,
             device=where,
-            engine=engine,
-            **settings,
+            engine=scoring.engine,
         )
         if run is not None:
             keep_comparison(run, found)
@@ -105,9 +110,9 @@ def lds(
 
 
 @app.command()
-@options.with_scoring
+@with_scoring
 def counterfactual(
-    settings: dict[str, Any],
+    scoring: Scoring,
     run_folder: options.RunFolder,
     method: asked.EvaluatedMethods = "random,trak,d-trak",
     count: asked.QueryCount = None,
@@ -123,27 +128,35 @@ def counterfactual(
     For each generated picture, retrains the run's model without its highest-scoring images and draws from the same
     seed again. Writes the distances between the two, boxplots and the pictures side by side into RUN/counterfactual.
     """
-    from dtrak.methods import split_methods
     from dtrak.runs.run import Run
 
-    split_methods(method)
     steps = asked.chosen_steps(step)
     opened = Run.open(run_folder)
+    scoring = scoring.asking_for(method, damping)
+    recipe = scoring.settings(opened.recipe.attribution)
+    methods = scoring.method_names(recipe)
     _check_files(None, table)
 
-    from dtrak.cli.pipeline import counterfactual_run
     from dtrak.engines import make_engine
     from dtrak.evaluation import counterfactual as evaluation
-    from dtrak.evaluation.redrawing import ask
+    from dtrak.evaluation.of_runs import counterfactual_run
+    from dtrak.evaluation.redrawing import choose_pictures
+    from dtrak.report.figures.counterfactual import save_counterfactual_figures
+    from dtrak.runs.attributing import settings_of
 
-    engine = options.typed_engine(settings)
-    question = ask(opened, options.chosen_device(device), count, remove, steps)
-    given = {"method": method, "encoder": encoder, "damping": damping}
-    changes = settings | {name: value for name, value in given.items() if value is not None}
-    if engine is not None:
-        changes["engine"] = engine
-    results = counterfactual_run(question, changes, engine or make_engine("pool"))
-    folders = [evaluation.folder_of(question, result.step) for result in results]
+    redrawn = choose_pictures(opened, options.chosen_device(device), count, remove, steps)
+    settings = scoring.settings(settings_of(opened))
+    results = counterfactual_run(
+        redrawn,
+        methods,
+        settings if encoder is None else replace(settings, encoder=encoder),
+        scoring.engine or make_engine("pool"),
+        cache=scoring.cache,
+        gradient_engine=scoring.engine,
+    )
+    folders = [evaluation.folder_of(redrawn, result.step) for result in results]
+    for result, folder in zip(results, folders, strict=True):
+        save_counterfactual_figures(result, folder)
     _show(evaluation.table(results), table, "The numbers and figures", folders)
 
 
@@ -151,11 +164,12 @@ def _retrained(
     run: "Run", typed: dict[str, Any], queries: str, damping: str, engine: "Engine | None", device: str
 ) -> "Benchmark":
     """The run's benchmark; what was not typed is as it was when it was begun, or as the run's recipe says."""
-    from dtrak.cli.pipeline import BENCHMARK, benchmark_run, check_can_answer
     from dtrak.engines import make_engine
+    from dtrak.evaluation.of_runs import benchmark_run, check_can_answer
     from dtrak.evaluation.retraining import RetrainingSettings
+    from dtrak.runs.run import BENCHMARK
 
-    settings = RetrainingSettings.going_on(run.folder / BENCHMARK, run.recipe.evaluation, typed)
+    settings = RetrainingSettings.resumed(run.folder / BENCHMARK, run.recipe.evaluation, typed)
     check_can_answer(run, queries, damping, settings.subsets)
     return benchmark_run(run, settings, engine or make_engine("pool"), device)
 

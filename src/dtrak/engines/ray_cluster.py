@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dtrak.engines import MOST_DEATHS, Context, Job, Result, attempt, cores
+from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cores
 from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
 from dtrak.engines.this_process import exactly
 from dtrak.errors import DtrakError, UsageError

@@ -11,7 +11,7 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 
-from dtrak.engines import attempt, sendable
+from dtrak.engines.engine import attempt, sendable
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from dtrak.engines import Engine
-from dtrak.evaluation.redrawing import Drawn, Question, Step, draw_again, draw_without
+from dtrak.evaluation.redrawing import Drawn, RedrawnPictures, TrajectoryStep, draw_again, draw_without
 from dtrak.features.encoders import BATCH_SIZE, Encoder
 from dtrak.features.trajectories import SEED
 from dtrak.files import alone_in, as_npz, clear_leftovers, write_bytes, write_json
@@ -49,7 +49,7 @@ class Effect:
 class Counterfactual:
     """Methods side by side, at one step."""
 
-    step: Step
+    step: TrajectoryStep
     queries: Images
     originals: Pixels  # [Q, H, W, C]
     effects: Sequence[Effect]
@@ -66,8 +66,8 @@ class Counterfactual:
 
 
 def evaluate_counterfactual(
-    question: Question,
-    scores: Mapping[Step, Mapping[str, NDArray[np.float32]]],
+    redrawn: RedrawnPictures,
+    scores: Mapping[TrajectoryStep, Mapping[str, NDArray[np.float32]]],
     encoder: Encoder,
     engine: Engine,
     made_by: Mapping[str, Any],
@@ -77,30 +77,30 @@ def evaluate_counterfactual(
     Writes what it finds into the run's counterfactual/, or its step-T/ for the steps of the trajectory.
     """
     asked = [(step, method) for step, by_method in scores.items() for method in by_method]
-    removed = np.stack([highest(scores[step][method], question.remove) for step, method in asked])  # [L, Q, N]
+    removed = np.stack([highest(scores[step][method], redrawn.remove) for step, method in asked])  # [L, Q, N]
     sets, which = unique_sets(removed)
-    originals = draw_again(question)
-    with alone_in(question.folder):
-        clear_leftovers(question.folder / "jobs")
-        drawn = draw_without(question, sets, which, [step for step, _ in asked], engine)
+    originals = draw_again(redrawn)
+    with alone_in(redrawn.folder):
+        clear_leftovers(redrawn.folder / "jobs")
+        drawn = draw_without(redrawn, sets, which, [step for step, _ in asked], engine)
         results = []
         for step in scores:
             rows = [index for index, (one, _) in enumerate(asked) if one == step]
             pictures = {asked[row][1]: drawn[row] for row in rows}
             settings = {
-                "train": len(question.run.train_images),
-                "removed": question.remove,
+                "train": len(redrawn.run.train_images),
+                "removed": redrawn.remove,
                 "retrainings": len(np.unique(which[rows])),
-                "distances": "pixels in [−1, 1]" if question.model.autoencoder is None else "latents",
+                "distances": "pixels in [−1, 1]" if redrawn.model.autoencoder is None else "latents",
                 "encoder": encoder.name,
-                "ddim_steps": question.ddim_steps,
+                "ddim_steps": redrawn.ddim_steps,
                 "scores": dict(made_by),
-                "fingerprints": {"model": question.model.fingerprint, "train": question.run.train_images.fingerprint},
+                "fingerprints": {"model": redrawn.model.fingerprint, "train": redrawn.run.train_images.fingerprint},
                 "versions": versions(),
             }
             effects = compare(originals[step], pictures, encoder)
-            found = Counterfactual(step, question.queries, _pixels(originals[step].pictures), effects, settings)
-            keep(found, folder_of(question, step))
+            found = Counterfactual(step, redrawn.queries, _pixels(originals[step].pictures), effects, settings)
+            keep(found, folder_of(redrawn, step))
             results.append(found)
     return results
 
@@ -173,35 +173,24 @@ def table(results: Sequence[Counterfactual]) -> Table:
     return Table(heads, rows, notes=notes)
 
 
-def folder_of(question: Question, step: Step) -> Path:
+def folder_of(redrawn: RedrawnPictures, step: TrajectoryStep) -> Path:
     """Where the results for a step lie."""
-    return question.folder if step is None else question.folder / f"step-{step}"
+    return redrawn.folder if step is None else redrawn.folder / f"step-{step}"
 
 
 def keep(result: Counterfactual, folder: Path) -> None:
-    """Write pictures.npz, boxplots.png, pictures.png and counterfactual.json.
+    """Write pictures.npz and counterfactual.json.
 
     pictures.npz: ids [Q], seeds [Q], methods [L], originals uint8 [Q, H, W, C], counterfactuals [L, Q, H, W, C].
     """
-    from dtrak.report.figures import boxplots, save_figure, side_by_side  # matplotlib is slow to load
-
-    methods, effects = [one.method for one in result.effects], result.effects
     arrays = {
         "ids": result.queries.ids,
         "seeds": result.queries.columns[SEED],
-        "methods": np.array(methods),
+        "methods": np.array([one.method for one in result.effects]),
         "originals": result.originals,
-        "counterfactuals": np.stack([one.pictures for one in effects]),
+        "counterfactuals": np.stack([one.pictures for one in result.effects]),
     }
     write_bytes(folder / "pictures.npz", as_npz(arrays))
-    panels = {
-        "ℓ2 distance to the original": {one.method: one.l2 for one in effects},
-        f"cosine of {Path(result.made_by['encoder']).name}": {one.method: one.cosine for one in effects},
-    }
-    save_figure(boxplots(panels), folder / "boxplots.png")
-    pictures = {"original": result.originals, **{one.method: one.pictures for one in effects}}
-    captions = [f"seed {seed}" for seed in result.queries.columns[SEED]]
-    save_figure(side_by_side(pictures, captions), folder / "pictures.png")
     write_json(folder / "counterfactual.json", result.json())
 
 

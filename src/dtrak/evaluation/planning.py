@@ -232,7 +232,7 @@ def plan(recipe: Recipe, folder: Path, device: str = "cpu") -> Table:
         layout,
         torch.device(device),
         total_memory(torch.device(device)),
-        RetrainingSettings.going_on(folder / "benchmark", recipe.evaluation, {}),
+        RetrainingSettings.resumed(folder / "benchmark", recipe.evaluation, {}),
     )
     return _table(made, folder, missing)
 

@@ -1,7 +1,7 @@
 """Pictures drawn again: by the model that drew them, and by models that were trained without some of its images.
 
 Each retraining is kept in jobs/ as it finishes, whole or not at all, under a name that says what was trained and drawn:
-no question pays for it twice.
+no redrawn pays for it twice.
 """
 
 import json
@@ -29,18 +29,18 @@ from dtrak.runs.run import Run
 COUNT = 60  # queries, unless the user says otherwise
 SHARE = 1 / 5  # of the training images, removed for each
 
-Step = int | None  # a timestep of the trajectory; None is its end, the finished picture
+TrajectoryStep = int | None  # a timestep of the trajectory; None is its end, the finished picture
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class RedrawnPictures:
     """Which pictures are asked about, when on their way, and how many images are removed for each."""
 
     run: Run
     model: DiffusionModel
     queries: Images
     remove: int
-    steps: tuple[Step, ...]
+    steps: tuple[TrajectoryStep, ...]
     device: str  # as it was asked for: `cuda` is any GPU
 
     @property
@@ -78,10 +78,10 @@ def usual_share(total: int) -> int:
     return max(1, round(SHARE * total))
 
 
-def ask(
+def choose_pictures(
     run: Run, device: str, count: int | None = None, remove: int | None = None, steps: Sequence[int] = ()
-) -> Question:
-    """The question about a run's first generated pictures; refuses one that cannot be answered.
+) -> RedrawnPictures:
+    """The redrawn about a run's first generated pictures; refuses one that cannot be answered.
 
     How many pictures, and how many images are removed for each, is as the run's recipe says if not given.
     """
@@ -106,72 +106,76 @@ def ask(
     for step in steps:
         _ = Trajectories(model, queries, run.recipe.generation.steps, step).timesteps
     chosen = queries.first(usual.pictures or COUNT if count is None else count)
-    return Question(run, model, chosen, remove, tuple(dict.fromkeys(steps)) or (None,), device)
+    return RedrawnPictures(run, model, chosen, remove, tuple(dict.fromkeys(steps)) or (None,), device)
 
 
-def draw_again(question: Question) -> dict[Step, Drawn]:
+def draw_again(redrawn: RedrawnPictures) -> dict[TrajectoryStep, Drawn]:
     """What the run's model draws from the queries' seeds, at each step."""
-    guidance = question.run.recipe.generation.guidance
-    drawn = sample(question.model, question.seeds, question.ddim_steps, True, question.prompts, guidance)
+    guidance = redrawn.run.recipe.generation.guidance
+    drawn = sample(redrawn.model, redrawn.seeds, redrawn.ddim_steps, True, redrawn.prompts, guidance)
     assert drawn.estimates is not None
     arrays = {"pictures": drawn.pictures.cpu().numpy(), "estimates": drawn.estimates.cpu().numpy()}
-    originals = {step: _at(question, arrays, step) for step in {*question.steps, None}}
-    _check_drawn(question, originals[None].pictures)
+    originals = {step: _at(redrawn, arrays, step) for step in {*redrawn.steps, None}}
+    _check_drawn(redrawn, originals[None].pictures)
     return originals
 
 
-def _check_drawn(question: Question, originals: NDArray[np.float32]) -> None:
+def _check_drawn(redrawn: RedrawnPictures, originals: NDArray[np.float32]) -> None:
     """Refuse scores of other pictures than those that are drawn."""
-    row = not_as_drawn(question.queries, torch.from_numpy(originals))
+    row = not_as_drawn(redrawn.queries, torch.from_numpy(originals))
     if row is not None:
         raise UsageError(
-            f"{question.queries.ids[row]} of {question.queries.source} is not what {question.model.source} draws "
-            f"from seed {question.seeds[row]}: `dtrak generate {question.run.folder}` draws it again"
+            f"{redrawn.queries.ids[row]} of {redrawn.queries.source} is not what {redrawn.model.source} draws "
+            f"from seed {redrawn.seeds[row]}: `dtrak generate {redrawn.run.folder}` draws it again"
         )
 
 
 def draw_without(
-    question: Question, sets: NDArray[np.bool_], which: NDArray[np.int64], steps: Sequence[Step], engine: Engine
+    redrawn: RedrawnPictures,
+    sets: NDArray[np.bool_],
+    which: NDArray[np.int64],
+    steps: Sequence[TrajectoryStep],
+    engine: Engine,
 ) -> list[Drawn]:
     """What models draw that were trained without the sets [M, N]: for each of L, the pictures of `which` [L, Q]."""
-    run, model = question.run, question.model
-    jobs = [_job(question, m, (which == m).any(0)) for m in range(len(sets))]
-    paths = {job: question.folder / "jobs" / f"{_name(question, sets[job.subset], job)}.npz" for job in jobs}
-    missing = [job for job in jobs if _finished(question, job, paths[job]) is None]
+    run, model = redrawn.run, redrawn.model
+    jobs = [_job(redrawn, m, (which == m).any(0)) for m in range(len(sets))]
+    paths = {job: redrawn.folder / "jobs" / f"{_name(redrawn, sets[job.subset], job)}.npz" for job in jobs}
+    missing = [job for job in jobs if _finished(redrawn, job, paths[job]) is None]
     if missing:
         view = model_inputs(model, run.train_images, run.latents, mirrored=run.recipe.training.flip).in_memory()
-        context = Retraining(run.recipe, view, ~sets, device=question.device)
+        context = Retraining(run.recipe, view, ~sets, device=redrawn.device)
         threads = threads_per_job(run.recipe, model, view.condition([0]))
         for job, arrays in retrained(context, missing, engine, threads, len(jobs) - len(missing)):
             write_bytes(paths[job], as_npz(arrays))
     pictures = np.empty((*which.shape, *model.image_shape), dtype=np.float32)
     places = np.empty((*which.shape, *model.shape), dtype=np.float32)
     for job in jobs:
-        found = _finished(question, job, paths[job])
+        found = _finished(redrawn, job, paths[job])
         if found is None:
             raise DtrakError(f"{paths[job]} is gone or damaged: run the command again")
-        at_steps = {step: _at(question, found, step) for step in set(steps)}
+        at_steps = {step: _at(redrawn, found, step) for step in set(steps)}
         for row, query in np.argwhere(which == job.subset):
-            drawn, place = at_steps[steps[row]], job.draw.index(question.seeds[query])
+            drawn, place = at_steps[steps[row]], job.draw.index(redrawn.seeds[query])
             pictures[row, query], places[row, query] = drawn.pictures[place], drawn.places[place]
     return [Drawn(*row) for row in zip(pictures, places, strict=True)]
 
 
-def _job(question: Question, subset: int, asked: NDArray[np.bool_]) -> Job:
+def _job(redrawn: RedrawnPictures, subset: int, asked: NDArray[np.bool_]) -> Job:
     """The training without one of the sets, and what is drawn then: the queries `asked` [Q] of it."""
-    chosen, prompts = np.flatnonzero(asked), question.prompts
+    chosen, prompts = np.flatnonzero(asked), redrawn.prompts
     told = () if prompts is None else tuple(prompts[query] for query in chosen)
-    return Job(subset, draw=tuple(question.seeds[query] for query in chosen), prompts=told, trajectory=True)
+    return Job(subset, draw=tuple(redrawn.seeds[query] for query in chosen), prompts=told, trajectory=True)
 
 
-def _name(question: Question, removed: NDArray[np.bool_], job: Job) -> str:
+def _name(redrawn: RedrawnPictures, removed: NDArray[np.bool_], job: Job) -> str:
     """16 hexadecimal digits over all that the job's pictures depend on."""
-    recipe = question.run.recipe
+    recipe = redrawn.run.recipe
     parts = [
         recipe.model.model_dump(mode="json"),
         recipe.training.model_dump(mode="json"),
-        question.seen,
-        question.ddim_steps,
+        redrawn.seen,
+        redrawn.ddim_steps,
         job.seed,
         job.draw,
     ]
@@ -182,22 +186,22 @@ def _name(question: Question, removed: NDArray[np.bool_], job: Job) -> str:
     return digest.hexdigest()
 
 
-def _finished(question: Question, job: Job, path: Path) -> Arrays | None:
+def _finished(redrawn: RedrawnPictures, job: Job, path: Path) -> Arrays | None:
     """What a finished job has left; None if it is not there whole."""
-    count, model = len(job.draw), question.model
+    count, model = len(job.draw), redrawn.model
     return read_whole(
         path,
-        {"pictures": (count, *model.image_shape), "estimates": (question.ddim_steps, count, *model.shape)},
+        {"pictures": (count, *model.image_shape), "estimates": (redrawn.ddim_steps, count, *model.shape)},
     )
 
 
-def _at(question: Question, arrays: Arrays, step: Step) -> Drawn:
+def _at(redrawn: RedrawnPictures, arrays: Arrays, step: TrajectoryStep) -> Drawn:
     """The pictures at a step, from what a job gives."""
-    model = question.model
+    model = redrawn.model
     if step is None:
         pictures = torch.from_numpy(arrays["pictures"]).to(model.device)
         return Drawn(arrays["pictures"], model.encode(pictures).cpu().numpy())
-    timesteps = model.solver(question.ddim_steps).timesteps.tolist()
+    timesteps = model.solver(redrawn.ddim_steps).timesteps.tolist()
     estimates = torch.from_numpy(arrays["estimates"][timesteps.index(step)]).to(model.device)
     decoded = model.decode(estimates).cpu().numpy()
     return Drawn(decoded, decoded if model.autoencoder is None else estimates.cpu().numpy())

@@ -63,7 +63,7 @@ class RetrainingSettings:
             raise UsageError(f"seed {self.seed}: it must not be negative")
 
     @classmethod
-    def going_on(cls, folder: Path, evaluation: Evaluation, typed: Mapping[str, Any]) -> "RetrainingSettings":
+    def resumed(cls, folder: Path, evaluation: Evaluation, typed: Mapping[str, Any]) -> "RetrainingSettings":
         """What was `typed`; else as a folder was begun, or as a recipe's `evaluation` says for a new one."""
         names = {one.name for one in fields(cls)}
         asked = evaluation.model_dump(include=names, exclude_none=True)

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from dtrak.errors import UsageError
+from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.images.images import Images
 from dtrak.progress import progress_bar
+from dtrak.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-DEFAULT_ENCODER = "openai/clip-vit-base-patch32"
 BATCH_SIZE = 8  # more pixels than that leave a CPU's cache
 
 CLIP_CONFIGS = ("config.json", "preprocessor_config.json", "processor_config.json")
@@ -188,6 +189,7 @@ def _check_is_clip(folder: Path, name: str) -> None:
         raise UsageError(f"{name} does not say how to prepare images: it has no preprocessor_config.json")
 
 
-ENCODERS: dict[str, Callable[[str, str], Encoder]] = {
-    "efficientnet-lite0": _efficientnet_lite0,
-}
+# Each takes the name and the device.
+ENCODERS: Registry[Callable[[str, str], Encoder]] = Registry(
+    "encoder", "dtrak.encoders", {"efficientnet-lite0": _efficientnet_lite0}
+)

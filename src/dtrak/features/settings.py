@@ -1,11 +1,14 @@
-"""How features are made: every setting, declared once, with its default and its help text."""
+"""How features are made: every setting, declared once, with its default and its help text.
+
+The command line makes its options from this file, so that it imports nothing that takes long.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from dtrak.errors import UsageError, choose
-from dtrak.features.store import DTYPES
-from dtrak.gradients.projections import PROJECTIONS
+
+DEFAULT_ENCODER = "openai/clip-vit-base-patch32"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class FeatureSettings:
     skip_bad: Annotated[bool, Option("", "Leave out images whose gradient is not finite, instead of failing.")] = False
 
     def __post_init__(self) -> None:
+        from dtrak.features.store import DTYPES
+        from dtrak.gradients.projections import PROJECTIONS
+
         PROJECTIONS.choose(self.projection)
         choose("noise", self.noise, ["shared", "per-image"])
         choose("dtype", self.dtype, list(DTYPES))

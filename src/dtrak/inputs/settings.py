@@ -8,9 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from dtrak.features.encoders import DEFAULT_ENCODER
-from dtrak.features.settings import FeatureSettings, Option
-from dtrak.kernels.damping import Damping
+from dtrak.features.settings import DEFAULT_ENCODER, FeatureSettings, Option
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,8 @@ class Settings(FeatureSettings):
     latents: Path | None = None  # a folder that keeps what an autoencoder made of images; that of the features if None
 
     def __post_init__(self) -> None:
+        from dtrak.kernels.damping import Damping
+
         super().__post_init__()
         Damping.parse(self.damping)
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
+BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
 # The folders in a run's folder. A new run takes no other's for its own.
 FOLDERS = ("asked", "benchmark", "checkpoints", "counterfactual", "features", "generated", "latents", "lds", "model")
 

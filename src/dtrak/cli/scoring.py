@@ -1,0 +1,120 @@
+"""The options that say how scores are made: one for each setting that has a help text, and where the work is done."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from dtrak.cli.options import Cache, some_path, whole_number
+from dtrak.features.settings import Option
+from dtrak.inputs.settings import Settings
+from dtrak.limits import MOST
+
+if TYPE_CHECKING:
+    from dtrak.engines import Engine
+
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Where gradients are computed and models retrained: process, pool or ray.",
+        show_default="this process for gradients, a pool for retraining",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", parser=whole_number(1, MOST["workers"]), help="Jobs at a time.", show_default="as many as fit"
+    ),
+]
+Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of a running Ray cluster; or auto.")]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What was typed of how to score; what was not is as a recipe or the defaults have it."""
+
+    typed: dict[str, Any]  # fields of `Settings`
+    methods: str | None = None
+    cache: Path | None = None
+    engine: "Engine | None" = None
+
+    def asking_for(self, methods: str | None, damping: str | None) -> "Scoring":
+        """With the options that each command words in its own way."""
+        more = {} if damping is None else {"damping": damping}
+        return replace(self, methods=methods, typed=self.typed | more)
+
+    def settings(self, usual: Settings | None = None) -> Settings:
+        """The settings as they are without options, with what was typed."""
+        return replace(usual or Settings(), **self.typed)
+
+    def method_names(self, settings: Settings, usual: str | None = None) -> list[str]:
+        from dtrak.methods import split_methods
+
+        return split_methods(self.methods or usual, settings.objective)
+
+
+def _options() -> dict[str, Any]:
+    """An option for each setting that has a help text, by its name."""
+    hints, found = get_type_hints(Settings, include_extras=True), dict[str, Any]()
+    for setting in fields(Settings):
+        kind, *extras = get_args(hints[setting.name]) or (None,)
+        for option in extras:
+            if isinstance(option, Option):
+                found[setting.name] = _option(setting.name, kind, option, setting.default)
+    return found
+
+
+def _option(name: str, kind: Any, option: Option, default: Any) -> Any:
+    kinds = get_args(kind) or (kind,)
+    if bool in kinds:
+        return Annotated[bool | None, typer.Option(f"--{name.replace('_', '-')}", help=option.help)]
+    shown = option.default or str(default)
+    settings: dict[str, Any] = {"metavar": option.metavar, "help": option.help, "show_default": shown}
+    if Path in kinds:
+        return Annotated[Path | None, typer.Option(parser=some_path, **settings)]
+    if int in kinds and str not in kinds:
+        return Annotated[int | None, typer.Option(parser=whole_number(option.least, MOST[name]), **settings)]
+    return Annotated[str | None, typer.Option(**settings)]
+
+
+OPTIONS = _options()
+WHERE: dict[str, Any] = {"cache": Cache, "engine": EngineName, "workers": Workers, "address": Address}
+
+
+def with_scoring(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `Settings`; what was typed reaches it as its argument `scoring`.
+
+    An option of the command's own takes the place of one with its name.
+    """
+    own = [one for one in inspect.signature(command).parameters.values() if one.name != "scoring"]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in {**OPTIONS, **WHERE}.items()
+        if name not in {one.name for one in own}
+    ]
+
+    @wraps(command)
+    def widened(**given: Any) -> None:
+        typed = {one.name: given.pop(one.name) for one in more}
+        cache, *where = (typed.pop(name, None) for name in WHERE)
+        typed = {name: value for name, value in typed.items() if value is not None}
+        command(**given, scoring=Scoring(typed, cache=cache, engine=_engine(*where)))
+
+    widened.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+    widened.__annotations__ = {one.name: one.annotation for one in [*own, *more]}
+    return widened
+
+
+def _engine(name: str | None, workers: int | None, address: str | None) -> "Engine | None":
+    """The engine that was asked for, if one was."""
+    from dtrak.engines import make_engine
+
+    if name is None and workers is None and address is None:
+        return None
+    return make_engine(name or ("pool" if address is None else "ray"), workers, address)

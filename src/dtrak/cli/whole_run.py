@@ -1,0 +1,23 @@
+"""A run from its recipe to its report: each step finds what is there already and adds what is missing."""
+
+from pathlib import Path
+
+from dtrak.methods import split_methods
+from dtrak.report import write_report
+from dtrak.runs.attributing import attribute_run, settings_of
+from dtrak.runs.drawing import generate
+from dtrak.runs.recipes import Recipe
+from dtrak.runs.run import Run
+from dtrak.runs.training import train
+
+
+def run_all(folder: Path, recipe: Recipe, device: str) -> Path:
+    """Train, generate, attribute what was generated, and report; gives the report's path."""
+    run = Run.create(folder, recipe)
+    model = train(run, device)
+    generation, pictures = recipe.generation, str(run.folder / "generated")
+    generate(run, model, generation.count, generation.seed, generation.steps)
+    settings = settings_of(run)
+    methods = split_methods(recipe.attribution.method, settings.objective)
+    attribute_run(run, model, pictures, methods, settings, device=device)
+    return write_report(run)
