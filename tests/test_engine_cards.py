@@ -18,7 +18,7 @@ from dtrak.errors import UsageError
 from dtrak.evaluation import jobs, redrawing
 from dtrak.evaluation.jobs import Job, Retraining, retrained
 from dtrak.features.featurizing import FeatureSettings, Work, _shards_by
-from dtrak.models import View
+from dtrak.features.inputs import ModelInputs
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
 
@@ -64,7 +64,7 @@ def test_a_card_that_is_not_there_is_refused() -> None:
 def test_retraining_has_its_cards_to_itself(device: str, cards: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, or the one that was asked for."""
     monkeypatch.setattr(jobs, "retrain", device_and_card)
-    images = View(load_images("digits:train").select(range(2)).in_memory())
+    images = ModelInputs(load_images("digits:train").select(range(2)).in_memory())
     context = Retraining(load_recipe("digits"), images, np.ones((4, 2), dtype=np.bool_), device=device)
     found = [arrays for _, arrays in retrained(context, [Job(one) for one in range(4)], make_engine("pool"), 1)]
     assert {one["card"] for one in found} == cards
@@ -109,7 +109,7 @@ def test_features_ask_for_the_card_that_the_model_is_on(
     device: str, asked: tuple[bool, int | None, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that was put on `cuda` is on `cuda:0`: then any card will do. Where it is has to be made up, too."""
-    model, images = tiny.unet(), View(load_images("digits:train").select(range(2)))
+    model, images = tiny.unet(), ModelInputs(load_images("digits:train").select(range(2)))
     work = Work(model, images, images.fingerprint, ("simple",), FeatureSettings(timesteps=1, projection_dim=8), (0,))
     assert work.features.pass_bytes > 0
     moves: list[str] = []

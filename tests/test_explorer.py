@@ -23,9 +23,9 @@ from dtrak.attribution.attributing import gather
 from dtrak.explorer.address import is_loopback, listen
 from dtrak.explorer.scoring import Live, Member
 from dtrak.explorer.uploads import FORMATS
-from dtrak.inputs.arrays import InMemory
 from dtrak.kernels.damping import Damping
-from dtrak.kernels.ridge import Kernel, decompose
+from dtrak.kernels.preconditioner import ArrayRows, mean_eigenvalue
+from dtrak.kernels.ridge import RidgeKernel, decompose
 from dtrak.methods import METHODS
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.runs.run import Run
@@ -132,10 +132,10 @@ def test_the_slider_is_told_where_the_rules_lie(server: Server, run: Path) -> No
     kernel = decompose(dtrak.features.FeatureStore.open(next(run.glob("features/*/train-square"))))
     scale = server.get("damping", method="d-trak", damping=0.2)
     assert scale["relative"] == pytest.approx(0.2)
-    absolute = 0.2 * kernel.mean_eigenvalue
+    absolute = 0.2 * mean_eigenvalue(kernel)
     assert scale["dimension"] == pytest.approx((kernel.eigenvalues / (kernel.eigenvalues + absolute)).sum())
     assert scale["rank"] == len(kernel.eigenvalues)
-    spectrum = Damping.parse("spectrum").absolute(kernel) / kernel.mean_eigenvalue
+    spectrum = Damping.parse("spectrum").absolute(kernel) / mean_eigenvalue(kernel)
     assert scale["marks"]["spectrum"]["relative"] == pytest.approx(spectrum)
     assert set(scale["marks"]) == {"auto", "spectrum"}  # the recipe's is auto
     assert server.get("damping", method="raw-pixel-cosine") == {}
@@ -290,7 +290,9 @@ def test_asked_pictures_are_there_after_a_restart(own_run: Path) -> None:
 
 def test_one_damping_of_five_thousand_images_takes_no_solve() -> None:
     random, count = np.random.default_rng(0), 5000
-    kernel = Kernel(np.sort(random.random(count)), random.random((count, count)), None, InMemory(np.empty((0, 0))))
+    kernel = RidgeKernel(
+        np.sort(random.random(count)), random.random((count, count)), None, ArrayRows(np.empty((0, 0)))
+    )
     member = Member(kernel, {})
     live = Live(METHODS["d-trak"], [member], [random.random((3, count))])
     live.scores(Damping.parse("0.1"), slice(0, 1))  # finds the mean eigenvalue, once
@@ -300,7 +302,7 @@ def test_one_damping_of_five_thousand_images_takes_no_solve() -> None:
         scores = live.scores(Damping.parse(damping), slice(1, 2))
         taken.append(time.process_time() - started)
     assert min(taken) < 0.1
-    weights = 1 / (kernel.eigenvalues + 0.5 * kernel.mean_eigenvalue)
+    weights = 1 / (kernel.eigenvalues + 0.5 * mean_eigenvalue(kernel))
     np.testing.assert_allclose(scores[0], kernel.train @ (weights * live.coordinates[0][1]), rtol=1e-5)
 
 

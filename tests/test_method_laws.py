@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dtrak.inputs.arrays import InMemory, Vectors
+from dtrak.inputs.arrays import Vectors
 from dtrak.kernels.damping import Damping
+from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.kernels.ridge import decompose
 from dtrak.methods import METHODS
 
@@ -33,7 +34,7 @@ def random_vectors(train: int, dim: int, queries: int, seed: int) -> tuple[NDArr
 def score_vectors(
     method: str, train: NDArray[np.floating[Any]], queries: NDArray[np.floating[Any]], damping: float = 1.0
 ) -> Array:
-    rows = InMemory(train.astype(np.float32))
+    rows = ArrayRows(train.astype(np.float32))
     vectors = Vectors(rows, queries.astype(np.float32), lambda: decompose(rows))
     found: Array = METHODS[method].formula(vectors, Damping("absolute", damping)).astype(np.float64)
     return found

@@ -24,9 +24,9 @@ import page
 from drawings import Drawing
 from study import Study
 
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.evaluation.lds import ceiling
 from dtrak.files import write_text
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.report.figures import save_figure
 from dtrak.tables import Table
 

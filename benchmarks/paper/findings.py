@@ -10,9 +10,9 @@ from drawings import Drawing
 from study import MISSING, Measured, Study
 
 from dtrak import attribute
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.evaluation.lds import ceiling, mean_losses, spearman
 from dtrak.gradients.objectives import OBJECTIVES
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.report.figures import proponents_and_opponents, self_influence
 from dtrak.tables import Cell, Entry, Table
 

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from dtrak import DiffusionModel, attribute
 from dtrak.attribution.attributing import gather
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.evaluation.comparison import compare
 from dtrak.evaluation.lds import bootstrap, evaluate_lds, mean_lds
 from dtrak.features.featurizing import feature_settings, featurize
 from dtrak.files import write_text
+from dtrak.inputs.arrays import Vectors
+from dtrak.inputs.benchmark import Benchmark
 from dtrak.kernels.damping import GRIDS, Damping
+from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.methods import get_method
-from dtrak.inputs.arrays import InMemory, Vectors
 from dtrak.models import load_model
 from dtrak.noise import stable_hash
 from dtrak.tables import Cell
@@ -98,7 +99,7 @@ class Study:
 
         def ask() -> str:
             train, asked = make()
-            vectors = Vectors(InMemory(train), asked)
+            vectors = Vectors(ArrayRows(train), asked)
             masks, losses = self.benchmark.masks, self.benchmark.losses(queries, output)
             values = [vectors.kernel.scores(vectors.coordinates, vectors.absolute(one)) for one in GRIDS["log"]]
             best = max(values, key=lambda one: mean_lds(one, masks, losses))

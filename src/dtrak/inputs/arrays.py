@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,7 @@ class Vectors:
     train: Rows  # Φ [N, k]
     queries: NDArray[np.float32]  # φ(x) [Q, k]
     fitted: TrainingKernel | None = None  # on `train`, where several questions share it
-    chosen: slice = EVERY
+    chosen: ClassVar[slice] = EVERY
 
     @cached_property
     def training(self) -> TrainingKernel:
@@ -98,7 +98,7 @@ class KernelPart:
 
     training: TrainingKernel
     coordinates: Array  # [Q, r]
-    chosen: slice = EVERY
+    chosen: slice = field(default_factory=lambda: EVERY)
 
     @property
     def kernel(self) -> Preconditioner:
