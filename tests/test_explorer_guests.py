@@ -6,6 +6,7 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -36,7 +37,8 @@ HALF = {
 def server(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     run = Path(shutil.copytree(finished_run, tmp_path_factory.mktemp("explorer") / "run"))
     with served(run, "--method", "d-trak") as started:
-        started.get("answer", query="seed-00001.png")
+        for name, one in (("generated", "seed-00001.png"), ("validation", "3")):
+            started.get("answer", set=name, query=one)
         yield started
 
 
@@ -67,7 +69,7 @@ def rest(one: socket.socket) -> bytes:
     return received
 
 
-def test_half_sent_requests_are_closed_and_block_no_one(server: Server) -> None:
+def half_sent(server: Server) -> None:
     with ExitStack() as stack:
         begun = time.monotonic()
         half = {name: [connected(server, stack, sent) for _ in range(35)] for name, sent in HALF.items()}
@@ -88,7 +90,8 @@ def test_half_sent_requests_are_closed_and_block_no_one(server: Server) -> None:
     assert "Error" not in server.command.streams.joinpath("err").read_text()
 
 
-def test_a_request_that_comes_byte_by_byte_is_late_all_the_same(server: Server) -> None:
+def byte_by_byte(server: Server) -> None:
+    """A request that comes so is late all the same."""
     with ExitStack() as stack:
         begun, ends = time.monotonic(), time.monotonic() + 3 * SECONDS_TO_SEND
         head, body = connected(server, stack, b"GET /"), connected(server, stack, HALF["half a chunk"])
@@ -100,7 +103,8 @@ def test_a_request_that_comes_byte_by_byte_is_late_all_the_same(server: Server) 
         assert time.monotonic() - begun < SECONDS_TO_SEND + SOON
 
 
-def test_an_upload_that_goes_on_may_take_longer_than_a_head(server: Server) -> None:
+def slowly_but_surely(server: Server) -> None:
+    """An upload that goes on may take longer than a head."""
     picture = (
         b'--x\r\nContent-Disposition: form-data; name="picture"; filename="x"\r\n\r\n'
         + colourful(400)
@@ -115,6 +119,32 @@ def test_an_upload_that_goes_on_may_take_longer_than_a_head(server: Server) -> N
             time.sleep(1.3 * SECONDS_TO_SEND / len(parts))
             one.sendall(sent)
         assert rest(one).startswith(b"HTTP/1.1 202")
+
+
+def not_reading(server: Server) -> None:
+    with ExitStack() as stack:
+        slow = stack.enter_context(socket.socket())
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that the system takes little for it
+        slow.connect(("127.0.0.1", server.client.base_url.port))
+        slow.sendall(b"GET /api/scores.csv?set=validation HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")  # 7 MB
+        time.sleep(2 * SECONDS_TO_TAKE)
+        assert seconds_of_an_answer(server) < SOON
+        assert not rest(slow).endswith(b"0\r\n\r\n")  # the last chunk
+
+
+LATE = [half_sent, byte_by_byte, slowly_but_surely, not_reading]
+
+
+@pytest.fixture(scope="module")
+def late(server: Server) -> dict[str, Future[None]]:
+    """All of them at a time, as each takes some seconds."""
+    with ThreadPoolExecutor(len(LATE)) as threads:
+        return {guest.__name__: threads.submit(guest, server) for guest in LATE}
+
+
+@pytest.mark.parametrize("guest", [guest.__name__ for guest in LATE])
+def test_who_is_late_blocks_no_one(late: dict[str, Future[None]], guest: str) -> None:
+    late[guest].result()
 
 
 def test_forms_that_fill_the_memory_give_way_to_others(server: Server) -> None:
@@ -137,18 +167,6 @@ def test_more_connections_than_there_may_be(server: Server) -> None:
         assert seconds_of_an_answer(server) < SOON
         idle[0].settimeout(SOON)
         assert rest(idle[0]) == b""  # long before it would be late
-
-
-def test_who_does_not_read_is_cut_off(server: Server) -> None:
-    server.get("answer", set="validation", query=3)
-    with ExitStack() as stack:
-        slow = stack.enter_context(socket.socket())
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that the system takes little for it
-        slow.connect(("127.0.0.1", server.client.base_url.port))
-        slow.sendall(b"GET /api/scores.csv?set=validation HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")  # 7 MB
-        time.sleep(2 * SECONDS_TO_TAKE)
-        assert seconds_of_an_answer(server) < SOON
-        assert not rest(slow).endswith(b"0\r\n\r\n")  # the last chunk
 
 
 def test_answers_on_one_connection_come_at_once(server: Server) -> None:

@@ -1,6 +1,6 @@
 // The view to ask about something new: a picture of one's own, or one that the model draws from a seed.
 
-import { element, run, tiles } from "./parts.js";
+import { count, element, run, tiles } from "./parts.js";
 import { go, link } from "./route.js";
 import { ask, get } from "./server.js";
 
@@ -21,6 +21,7 @@ export function askView() {
   const node = element("section", { class: "ask" },
     element("h2", { tabindex: "-1" }, "Ask about a new picture"),
     element("p", { class: "lead" }, "The picture is fitted to the model, its gradients are computed, and every training image gets a score for it. The run keeps the picture and its features: asked again, it is answered at once."),
+    element("p", { class: "quiet" }, `The run keeps the ${count(run.kept.pictures)} newest pictures, with their features at most ${count(Math.round(run.kept.bytes / 2 ** 20))}\u00a0MB. The oldest makes room for a new one.`),
     problem,
     ...told,
     element("div", { class: "ways" },
