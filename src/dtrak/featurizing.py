@@ -1,5 +1,7 @@
 """From images to features on disk: what to compute, what it will cost, and the loop that does it."""
 
+import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,12 +21,16 @@ from dtrak.errors import DtrakError, UsageError, choose
 from dtrak.features import DTYPES, Cost, FeatureStore, Manifest, fill, fill_from
 from dtrak.gradients import Copies, Features, NotFiniteError
 from dtrak.journeys import Journeys
+from dtrak.limits import check_number, told
+from dtrak.memory import total_memory
 from dtrak.models import DiffusionModel, View
 from dtrak.models.diffusion import ALL, LORA
 from dtrak.objectives import get_objective
 from dtrak.progress import progress_bar, say
 from dtrak.projections import PROJECTIONS, Projection, make_projection
 from dtrak.timesteps import select_timesteps
+
+COPY_BYTES = 200  # of a noised copy, beside its noise
 
 
 @dataclass(frozen=True)
@@ -49,11 +55,20 @@ class FeatureSettings:
         choose("noise", self.noise, ["shared", "per-image"])
         choose("dtype", self.dtype, list(DTYPES))
         for name in ("draws", "projection_dim", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name.replace('_', '-')} {value}: it must be at least 1")
-        if self.seed < 0:
-            raise UsageError(f"seed {self.seed}: it must not be negative")
+            if (value := getattr(self, name)) is not None or name != "batch_size":
+                check_number(name, value)
+        for seed in (self.seed, self.projection_seed):
+            if seed is not None:
+                check_number("seed", seed, 0)
+        if self.parameters is not None:
+            _check_pattern(self.parameters)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"the parameter pattern {told(pattern)} is not a regular expression: {error}") from None
 
 
 def feature_settings(settings: Mapping[str, Any]) -> FeatureSettings:
@@ -84,6 +99,7 @@ def featurize(
         timesteps = images.timesteps
     else:
         timesteps = select_timesteps(settings.timesteps, model.timesteps)
+    check_copies(len(timesteps), settings.draws, model.shape, model.device)
     work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps)
     stores = {
         objective: FeatureStore.create(folder / f"{name}-{objective}", _manifest(work, objective))
@@ -96,6 +112,16 @@ def featurize(
         _fill(work, list(incomplete.values()), engine)
     _report_left_out(stores, images, settings.skip_bad)
     return stores
+
+
+def check_copies(timesteps: int, draws: int, shape: tuple[int, ...], device: torch.device) -> None:
+    """Refuse more noised copies of an image than the memory holds the noises of."""
+    needed, memory = timesteps * draws * (4 * math.prod(shape) + COPY_BYTES), total_memory(device)
+    if needed > memory / 2:
+        raise UsageError(
+            f"{timesteps:,} timesteps with {draws:,} draws each: their noises take {needed / 1e9:,.1f} GB, but there "
+            f"are {memory / 1e9:,.1f} GB of memory; ask for fewer"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dtrak.attribution import attribute, check_objective, gather
+from dtrak.attribution import attribute, gather
 from dtrak.benchmark import Benchmark
+from dtrak.checking import check_run
 from dtrak.damping import Damping
 from dtrak.data import Images
 from dtrak.encoders import DEFAULT_ENCODER, load_encoder
@@ -23,7 +24,7 @@ from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
 from dtrak.evidence import Evidence
 from dtrak.featurizing import feature_settings
 from dtrak.files import write_json, write_text
-from dtrak.methods import chosen_methods, split_methods
+from dtrak.methods import split_methods
 from dtrak.methods.method import Gradients
 from dtrak.models import DiffusionModel
 from dtrak.noise import stable_hash
@@ -40,22 +41,13 @@ BENCHMARK = "benchmark"  # in a run's folder
 
 def run_all(folder: Path, recipe: Recipe, device: str) -> Path:
     """Train, generate, attribute what was generated, and report; gives the report's path."""
-    _check_attribution(recipe)
+    check_run(Run(folder, recipe), device)
     run = Run.create(folder, recipe)
     model = train(run, device)
     generation = recipe.generation
     generate(run, model, generation.count, generation.seed, generation.steps)
     attribute_run(run, model, str(run.folder / "generated"), {}, device)
     return write_report(run)
-
-
-def _check_attribution(recipe: Recipe) -> None:
-    """Find what is wrong with the last step before the first one takes its time."""
-    settings = recipe.attribution.model_dump()
-    method, objective = settings.pop("method"), settings.pop("objective")
-    check_objective(chosen_methods(split_methods(method, objective)), objective)
-    Damping.parse(settings.pop("damping"))
-    _features_name(settings, recipe.model.timesteps)
 
 
 def attribute_run(

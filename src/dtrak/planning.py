@@ -5,6 +5,7 @@ shape, is looked up in the data; the data itself need not be there if the recipe
 """
 
 import math
+import os
 import shutil
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import torch
 
+from dtrak.checking import asks_encoder, check_settings
 from dtrak.damping import Damping, partner_of
 from dtrak.data import load_images, read_ids
+from dtrak.encoders import DEFAULT_ENCODER
 from dtrak.errors import UsageError
 from dtrak.evaluation.outputs import images_in_a_pass
 from dtrak.evaluation.redrawing import COUNT, usual_share
@@ -27,6 +30,7 @@ from dtrak.models.layout import Layout, lay_out
 from dtrak.models.prompts import fields_of
 from dtrak.objectives import OBJECTIVES
 from dtrak.recipes import DDPMRecipe, Model, Recipe, Selection, StableDiffusionRecipe
+from dtrak.runs import Run
 from dtrak.sampling import BATCH
 from dtrak.sources import find_source
 from dtrak.timesteps import select_timesteps
@@ -222,10 +226,16 @@ def plan(recipe: Recipe, folder: Path, device: str = "cpu") -> Table:
     validation = 0 if data.validation is None else _count(data.validation, data.select_validation, missing)
     shape = _shape(recipe)
     layout = lay_out(recipe.model, shape, recipe.name)
+    run, count = Run(folder, recipe), train if data.subset is None else len(read_ids(data.subset))
+    run.check_folder()
+    if not missing:
+        run.check_recipe()
+    check_settings(run, count, shape, layout)
     missing += _pipeline_missing(recipe.model, layout)
+    missing += [f"{DEFAULT_ENCODER} will be downloaded, unless it was before"] if asks_encoder(run) else []
     made = Plan(
         recipe,
-        train if data.subset is None else len(read_ids(data.subset)),
+        count,
         validation,
         shape,
         layout,
@@ -275,7 +285,7 @@ def _table(made: Plan, folder: Path, missing: list[str]) -> Table:
         for one in steps
     ]
     frozen = f", beside {layout.frozen / 1e6:,.1f} M that stay as they are" if layout.frozen else ""
-    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    there = next(parent for parent in (folder, *folder.absolute().parents) if os.path.exists(parent))
     largest = max(steps, key=lambda one: one.memory)
     enough = "enough for" if largest.memory <= made.device_memory else "LESS than is needed for"
     notes = [

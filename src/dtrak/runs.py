@@ -8,6 +8,7 @@
 `dtrak run RUN/recipe.yaml --out OTHER` makes it again.
 """
 
+import os
 import platform
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,7 +52,7 @@ class Run:
             if path.read_text(encoding="utf-8") != text:
                 write_text(path, text)
             return cls.open(folder)
-        run._check_recipe()
+        run.check_recipe()
         if ids is not None:
             write_text(run.folder / SUBSET, ids)
         write_json(run.folder / "run.json", versions())
@@ -132,7 +133,7 @@ class Run:
         """Where what an autoencoder made of images is kept."""
         return self.folder / "latents"
 
-    def _check_recipe(self) -> None:
+    def check_recipe(self) -> None:
         """Load the images and lay out the model, without weights where they would be new."""
         import torch
 
@@ -150,6 +151,12 @@ class Run:
                     f"images of {self.recipe.data.train} have {', '.join(columns) or 'none'}"
                 )
         self.new_model().check_fits(self.train_images.shape, self.recipe.data.train)
+
+    def check_folder(self) -> None:
+        """Refuse a folder that holds a run of another model, or of one that was trained otherwise."""
+        if os.path.exists(self.folder / "recipe.yaml"):
+            subset = self.recipe.data.subset
+            self._check_same(None if subset is None else "".join(f"{one}\n" for one in read_ids(subset)))
 
     def _check_same(self, ids: str | None) -> None:
         stored = Run.open(self.folder).recipe

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from dtrak.errors import DtrakError, UsageError, choose
+from dtrak.limits import check_number
 
 Context = TypeVar("Context")
 Job = TypeVar("Job")
@@ -46,8 +47,8 @@ class Engine(Protocol):
 def make_engine(name: str, workers: int | None = None, address: str | None = None) -> Engine:
     """The engine of that name; `workers` jobs at a time if given, on the Ray cluster at `address` if given."""
     choose("engine", name, ENGINES)
-    if workers is not None and workers < 1:
-        raise UsageError(f"workers {workers}: it must be at least 1")
+    if workers is not None:
+        check_number("workers", workers)
     if address is not None and name != "ray":
         raise UsageError(f"address {address}: only the engine ray has one, not {name}")
     if name == "ray":

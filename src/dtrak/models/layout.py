@@ -1,7 +1,7 @@
 """How large a recipe's model is, before it exists: laid out on torch's meta device, where tensors are shapes alone."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import CLIPTextConfig, CLIPTextModel
 
+from dtrak.errors import UsageError
 from dtrak.memory import Peak, kept_bytes
 from dtrak.models import ddpm
 from dtrak.models.pipelines import check_kind, local_configs
@@ -35,6 +36,7 @@ class Layout:
     frozen: int  # parameters that stay as they are
     activations: int  # bytes that training keeps of one image between the two passes, at most
     working: int  # bytes that a forward pass alone takes for one image, at most
+    network: nn.Module = field(repr=False)  # its shapes
     latents: int = 0  # numbers that an autoencoder makes of an image; none where pixels are denoised
     prompt: int = 0  # numbers that a text encoder makes of a prompt
     encoding: int = 0  # bytes that the autoencoder takes to make latents of one image, at most
@@ -56,7 +58,10 @@ def lay_out(model: Model, shape: tuple[int, int, int], source: str) -> Layout:
     with torch.device("meta"), FusedAttention():
         if isinstance(model, DDPMRecipe):
             built = ddpm.new(model.unet, model.schedule.model_dump(), shape, source)
-            return _measured(built.network, 0, lambda: built.predict(torch.zeros(1, *shape), _timestep()))
+            try:
+                return _measured(built.network, 0, lambda: built.predict(torch.zeros(1, *shape), _timestep()))
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise UsageError(f"{source}: model.unet: no image can go through it: {error}") from error
         configs = local_configs(model.base)
         if configs is not None:
             check_kind(configs, model.base)
@@ -102,7 +107,7 @@ def _measured(network: nn.Module, frozen: int, forward: Callable[[], Tensor]) ->
     network.eval()
     working = _peak(forward)
     network.train()  # dropout keeps its masks
-    return Layout(trained, frozen + _count(network) - trained, kept_bytes(network, forward), working)
+    return Layout(trained, frozen + _count(network) - trained, kept_bytes(network, forward), working, network)
 
 
 def _peak(forward: Callable[[], object]) -> int:

@@ -4,9 +4,7 @@
 fields that differ when the same is tried at a small scale.
 """
 
-import reprlib
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,13 +12,20 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from dtrak.errors import UsageError
+from dtrak.limits import MOST, told
+from dtrak.recipes.networks import UNet
+from dtrak.recipes.reading import read_yaml
+from dtrak.recipes.reading import recipe_names as recipe_names
+from dtrak.recipes.reading import recipe_text as recipe_text
 
-Positive = Annotated[int, Field(gt=0)]
-Seed = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0, le=10**9)]
+Seed = Annotated[int, Field(ge=0, le=MOST["seed"])]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Open = Annotated[float, Field(gt=0, lt=1)]
 
 SCALES = ("small",)
+LONGEST_NAME = 100  # bytes
+MOST_TOLD = 10  # problems of a recipe in one message
 OF_TRAINING: Any = {"data": {"train", "select", "crop", "size", "channels"}, "model": True, "training": True}
 
 
@@ -58,15 +63,15 @@ class Data(Section):
     subset: str | None = None  # train on these only: ids in an .npy or .txt file, found from where the recipe lies
     validation: str | None = None
     select_validation: Selection | None = None
-    crop: Positive | None = None  # centre crop to this many pixels first
-    size: Positive | None = None  # then resize to this
+    crop: Annotated[Positive, Field(le=MOST["size"])] | None = None  # centre crop to this many pixels first
+    size: Annotated[Positive, Field(le=MOST["size"])] | None = None  # then resize to this
     channels: Literal[1, 3] | None = None  # as the images have it if not given
 
 
 class Schedule(Section):
     """The forward process, in diffusers' words."""
 
-    num_train_timesteps: Positive = 1000
+    num_train_timesteps: Annotated[Positive, Field(le=MOST["num_train_timesteps"])] = 1000
     beta_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
     beta_start: Open = 1e-4
     beta_end: Open = 0.02
@@ -77,7 +82,7 @@ class DDPMRecipe(Section):
     """An unconditional DDPM; `unet` is the configuration of diffusers' UNet2DModel, size and channels aside."""
 
     kind: Literal["ddpm"] = "ddpm"
-    unet: dict[str, Any]
+    unet: UNet
     schedule: Schedule = Schedule()
 
     @property
@@ -89,7 +94,7 @@ class DDPMRecipe(Section):
 class LoRA(Section):
     """Which layers of a frozen network get a trained update of low rank, in peft's words."""
 
-    rank: Positive
+    rank: Annotated[Positive, Field(le=MOST["rank"])]
     alpha: Positive  # the update is scaled by alpha / rank
     dropout: Fraction = 0.0
     targets: Annotated[list[str], Field(min_length=1)] = ["to_q", "to_k", "to_v", "to_out.0"]
@@ -123,35 +128,35 @@ Model = Annotated[
 class Training(Section):
     """The paper's settings unless a recipe says otherwise."""
 
-    epochs: Positive
-    batch_size: Positive = 128
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    epochs: Annotated[Positive, Field(le=MOST["epochs"])]
+    batch_size: Annotated[Positive, Field(le=MOST["batch_size"])] = 128
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-4
     warmup: Fraction = 0.1  # of all steps, then cosine to zero
     betas: tuple[Open, Open] = (0.95, 0.999)
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-6
-    gradient_clip: Annotated[float, Field(gt=0)] = 1.0
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
+    gradient_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     flip: bool = False  # random horizontal flips
     prompt_dropout: Fraction = 0.0  # of the prompts are left empty, for guidance
     autocast: bool = False  # forward passes in bfloat16; weights and their gradients stay in float32
-    checkpoints: Positive = 4  # evenly spaced and kept
+    checkpoints: Annotated[Positive, Field(le=MOST["checkpoints"])] = 4  # evenly spaced and kept
     seed: Seed = 0
 
 
 class Generation(Section):
-    count: Positive = 60
+    count: Annotated[Positive, Field(le=MOST["count"])] = 60
     steps: Positive = 50  # of DDIM
-    seed: Seed = 0
-    guidance: Annotated[float, Field(ge=1)] | None = None  # by the prompt, for stable-diffusion
+    seed: Annotated[Seed, Field(le=MOST["first_seed"])] = 0
+    guidance: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None  # by the prompt, for stable-diffusion
 
 
 class Attribution(Section):
     method: str | None = None  # the recommended one
     objective: str | None = None
     timesteps: int | str = 10
-    draws: Positive = 1  # noises at each timestep
+    draws: Annotated[Positive, Field(le=MOST["draws"])] = 1  # noises at each timestep
     noise: Literal["shared", "per-image"] = "shared"  # the same for every image, or its own
     projection: str = "sketch"
-    projection_dim: Positive = 4096
+    projection_dim: Annotated[Positive, Field(le=MOST["projection_dim"])] = 4096
     damping: float | str = "auto"
     parameters: str | None = None
     seed: Seed = 0
@@ -160,15 +165,19 @@ class Attribution(Section):
 class Evaluation(Section):
     """What `dtrak evaluate` asks of a run; what is not given is as the command has it."""
 
-    subsets: Positive | None = None  # random ones to retrain on, for LDS
+    subsets: Annotated[Positive, Field(le=MOST["subsets"])] | None = None  # random ones to retrain on, for LDS
     fraction: Open | None = None  # of the images, in each
-    seeds: Positive | None = None  # trainings of each
+    seeds: Annotated[Positive, Field(le=MOST["seeds"])] | None = None  # trainings of each
     timesteps: int | str | None = None  # over which a model's output is averaged
-    noises: Positive | None = None  # at each of these
-    validation: Positive | None = None  # so many validation images are asked about
-    generated: Positive | None = None  # and so many generated ones
-    remove: Positive | None = None  # training images for each picture, for counterfactuals
-    pictures: Positive | None = None  # that are drawn again without them
+    noises: Annotated[Positive, Field(le=MOST["noises"])] | None = None  # at each of these
+    validation: Annotated[Positive, Field(le=MOST["validation"])] | None = (
+        None  # so many validation images are asked about
+    )
+    generated: Annotated[Positive, Field(le=MOST["generated"])] | None = None  # and so many generated ones
+    remove: Annotated[Positive, Field(le=MOST["remove"])] | None = (
+        None  # training images for each picture, for counterfactuals
+    )
+    pictures: Annotated[Positive, Field(le=MOST["pictures"])] | None = None  # that are drawn again without them
 
 
 OF_STABLE_DIFFUSION: dict[str, dict[str, Any]] = {"training": {"betas": (0.9, 0.999)}, "generation": {"guidance": 7.5}}
@@ -210,6 +219,16 @@ class Recipe(Section):
                 raise ValueError(f"{field} is {value}, but a ddpm has no prompts: leave it out")
         return self
 
+    @property
+    def folder(self) -> Path:
+        """Where its run lies if the user does not say: below runs/, under its name."""
+        name = self.name
+        if not name.isprintable() or name != name.strip() or name in ("", ".", "..") or {"/", "\\"} & {*name}:
+            raise UsageError(f"name {told(name)}: no folder in runs can be called so; give another name, or --out")
+        if len(name.encode()) > LONGEST_NAME:
+            raise UsageError(f"name {told(name)}: it is longer than {LONGEST_NAME} letters; shorten it, or give --out")
+        return Path("runs") / self.name
+
     def of_training(self) -> dict[str, Any]:
         """The fields that a trained model depends on, the file of a subset's ids aside."""
         return self.model_dump(mode="json", include=OF_TRAINING)
@@ -218,28 +237,14 @@ class Recipe(Section):
         return self.model_copy(update={"data": self.data.model_copy(update={"subset": path})})
 
 
-def recipe_names() -> list[str]:
-    folder = files("dtrak.recipes")
-    return sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
-
-
-def recipe_text(source: str) -> str:
-    """The YAML of a recipe as it was written, comments included."""
-    if source in recipe_names():
-        return (files("dtrak.recipes") / f"{source}.yaml").read_text()
-    if Path(source).is_file():
-        try:
-            return Path(source).read_text()
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{source} is not a recipe: {error}") from None
-    raise UsageError(f"unknown recipe {source!r}: choose from {', '.join(recipe_names())}, or give a YAML file")
-
-
 def load_recipe(source: str, scale: str | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
     """A recipe by name or from a YAML file, at a `scale` that it has a section for, with `changes` to its fields."""
-    content = _read(source)
+    content = read_yaml(source)
     if isinstance(content, dict):
         scales = {name: content.pop(name) for name in SCALES if name in content}
+        for name, own in scales.items():
+            if not isinstance(own, dict):
+                raise UsageError(f"{source}: {name}: it must hold the fields that differ (it says {told(own)})")
         if scale is not None and scale not in scales:
             raise UsageError(f"{source} has no scale {scale!r}: {_known_scales(scales)}")
         content = _merged(_merged(content, scales.get(scale or "", {})), changes or {})
@@ -247,7 +252,9 @@ def load_recipe(source: str, scale: str | None = None, changes: Mapping[str, Any
     try:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
-        raise UsageError(f"{source}: {'; '.join(map(_described, error.errors()))}") from None
+        problems = list(map(_described, error.errors()))
+        more = f"; and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
+        raise UsageError(f"{source}: {'; '.join(problems[:MOST_TOLD])}{more}") from None
     subset = recipe.data.subset
     return recipe if subset is None else recipe.with_subset(str(Path(source).parent / subset))
 
@@ -261,15 +268,6 @@ def first_difference(there: Any, wanted: Any, name: str = "") -> tuple[str, Any,
         if found is not None:
             return found
     return None
-
-
-def _read(source: str) -> Any:
-    try:
-        return yaml.safe_load(recipe_text(source))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{source} is not YAML{where}: {getattr(error, 'problem', error)}") from None
 
 
 def _known_scales(scales: Mapping[str, Any]) -> str:
@@ -297,7 +295,8 @@ def _described(problem: Any) -> str:
         return str(problem["ctx"]["error"])
     place = [part for part in problem["loc"] if part not in KINDS]  # pydantic names the kind of model as well
     field = ".".join(map(str, place)) or "the recipe"
-    says = "" if problem["type"] == "missing" else f" (it says {reprlib.repr(problem['input'])})"
+    is_clear = problem["type"] == "missing" or not place
+    says = "" if is_clear else f" (it says {told(problem['input'])})"
     return f"{field}: {problem['msg']}{says}"
 
 
