@@ -4,8 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[int, Field(gt=0)]
-Seed = Annotated[int, Field(ge=0)]
+from dtrak.limits import MOST
+
+Positive = Annotated[int, Field(gt=0, le=10**9)]
+Seed = Annotated[int, Field(ge=0, le=MOST["seed"])]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Open = Annotated[float, Field(gt=0, lt=1)]
 

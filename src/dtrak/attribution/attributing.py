@@ -8,7 +8,7 @@ from dtrak.attribution.preparing import Data, Model, prepare
 from dtrak.attribution.scores import Scores
 from dtrak.attribution.scoring import score
 from dtrak.engines import Engine
-from dtrak.features.encoders import DEFAULT_ENCODER
+from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.files import kept_until_done
 from dtrak.gradients.objectives import OBJECTIVES, Objective
 from dtrak.inputs.settings import Settings

@@ -56,7 +56,7 @@ def run(
     from dtrak.runs.recipes import load_recipe
 
     loaded = load_recipe(recipe, scale, options.recipe_changes(train_source, validation, base))
-    folder = out or Path("runs") / loaded.name
+    folder = out or loaded.folder
     if dry_run:
         from dtrak.evaluation.planning import plan
 
@@ -82,7 +82,13 @@ def train(
     from dtrak.runs.recipes import load_recipe
     from dtrak.runs.run import Run
 
-    started = Run.create(out, load_recipe(recipe), subset)
+    loaded = load_recipe(recipe)
+    wanted = Run(out, loaded if subset is None else loaded.with_subset(subset))
+    if not wanted.is_trained:
+        from dtrak.checking import check_run
+
+        check_run(wanted, options.chosen_device(device))
+    started = Run.create(out, loaded, subset)
     if started.is_trained:
         tell("The model is trained already", out / "model")
         return
@@ -299,6 +305,7 @@ def recipes(
     from dtrak.runs.recipes import load_recipe, recipe_names, recipe_text
 
     if name is not None:
+        load_recipe(name)  # whatever else lies there is not for printing
         show_yaml(recipe_text(name))
         return
     table = Table("recipe", "what it is", box=None, pad_edge=False)

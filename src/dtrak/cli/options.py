@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dtrak.errors import choose
+from dtrak.limits import MOST, told
 
 if TYPE_CHECKING:
     from dtrak.engines import Engine
 
+DIGITS = 30  # more than any limit has
 
-def whole_number(least: int) -> Callable[[str | int], int]:
+
+def whole_number(least: int, most: int) -> Callable[[str | int], int]:
     """A parser whose refusal names what was typed, which typer's own does not."""
 
     def parse(typed: str | int) -> int:
         text = str(typed)  # a default comes as a number
-        if not text.isdecimal() or int(text) < least:
-            raise typer.BadParameter(f"{text!r} is not a whole number from {least} on")
+        if not text.isdecimal() or (len(text) < DIGITS and int(text) < least):
+            raise typer.BadParameter(f"{told(text)} is not a whole number from {least} on")
+        if len(text) >= DIGITS or int(text) > most:
+            raise typer.BadParameter(f"{told(text)} is more than {most:,}")
         return int(text)
 
     return parse
@@ -85,7 +90,9 @@ Subset = Annotated[
 ]
 Count = Annotated[
     int | None,
-    typer.Option(metavar="N", parser=whole_number(1), help="How many pictures.", show_default="the recipe's, 60"),
+    typer.Option(
+        metavar="N", parser=whole_number(1, MOST["count"]), help="How many pictures.", show_default="the recipe's, 60"
+    ),
 ]
 Prompt = Annotated[
     str | None,
@@ -96,7 +103,7 @@ FirstSeed = Annotated[
     typer.Option(
         "--seed",
         metavar="SEED",
-        parser=whole_number(0),
+        parser=whole_number(0, MOST["first_seed"]),
         help="Of the first picture; the next has the next.",
         show_default="the recipe's, 0",
     ),
@@ -153,7 +160,9 @@ Train = Annotated[str | None, typer.Option("--train", metavar="IMAGES", help="Wh
 Size = Annotated[
     int | None,
     typer.Option(
-        metavar="PIXELS", parser=whole_number(1), help="With --model: crop all images to squares and resize them."
+        metavar="PIXELS",
+        parser=whole_number(1, MOST["size"]),
+        help="With --model: crop all images to squares and resize them.",
     ),
 ]
 Timesteps = Annotated[
@@ -162,7 +171,7 @@ Timesteps = Annotated[
 ]
 Draws = Annotated[
     int | None,
-    typer.Option(metavar="Z", parser=whole_number(1), help="Noises at each timestep.", show_default="1"),
+    typer.Option(metavar="Z", parser=whole_number(1, MOST["draws"]), help="Noises at each timestep.", show_default="1"),
 ]
 Noise = Annotated[
     str | None,
@@ -174,7 +183,12 @@ Projection = Annotated[
 ]
 ProjectionDim = Annotated[
     int | None,
-    typer.Option(metavar="N", parser=whole_number(1), help="Numbers kept for each image.", show_default="4096"),
+    typer.Option(
+        metavar="N",
+        parser=whole_number(1, MOST["projection_dim"]),
+        help="Numbers kept for each image.",
+        show_default="4096",
+    ),
 ]
 Damping = Annotated[
     str | None,
@@ -208,7 +222,11 @@ Cache = Annotated[
 FeatureSeed = Annotated[
     int | None,
     typer.Option(
-        "--seed", metavar="SEED", parser=whole_number(0), help="Of the noise and the projection.", show_default="0"
+        "--seed",
+        metavar="SEED",
+        parser=whole_number(0, MOST["seed"]),
+        help="Of the noise and the projection.",
+        show_default="0",
     ),
 ]
 Dtype = Annotated[
@@ -218,7 +236,10 @@ Dtype = Annotated[
 BatchSize = Annotated[
     int | None,
     typer.Option(
-        metavar="N", parser=whole_number(1), help="Images that share a pass.", show_default="by the model's size"
+        metavar="N",
+        parser=whole_number(1, MOST["batch_size"]),
+        help="Images that share a pass.",
+        show_default="by the model's size",
     ),
 ]
 Autocast = Annotated[bool | None, typer.Option("--autocast", help="Forward passes in bfloat16.")]
@@ -239,11 +260,21 @@ Checkpoints = Annotated[
 ]
 EnsembleSize = Annotated[
     int | None,
-    typer.Option(metavar="S", parser=whole_number(1), help="How many of them an ensemble has.", show_default="8"),
+    typer.Option(
+        metavar="S",
+        parser=whole_number(1, MOST["ensemble_size"]),
+        help="How many of them an ensemble has.",
+        show_default="8",
+    ),
 ]
 CheckpointCount = Annotated[
     int | None,
-    typer.Option(metavar="N", parser=whole_number(1), help="How many of them, evenly spaced.", show_default="4"),
+    typer.Option(
+        metavar="N",
+        parser=whole_number(1, MOST["checkpoint_count"]),
+        help="How many of them, evenly spaced.",
+        show_default="4",
+    ),
 ]
 Retrained = Annotated[
     Path | None,
@@ -266,7 +297,7 @@ Step = Annotated[
     int | None,
     typer.Option(
         metavar="T",
-        parser=whole_number(0),
+        parser=whole_number(0, MOST["step"]),
         help="For journey-trak: one timestep of the trajectory.",
         show_default="all of them",
     ),
@@ -285,7 +316,9 @@ EngineName = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(metavar="N", parser=whole_number(1), help="Jobs at a time.", show_default="as many as fit"),
+    typer.Option(
+        metavar="N", parser=whole_number(1, MOST["workers"]), help="Jobs at a time.", show_default="as many as fit"
+    ),
 ]
 Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of a running Ray cluster; or auto.")]
 
@@ -323,7 +356,12 @@ ServedDamping = Annotated[
 Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 lets other machines in.")]
 Port = Annotated[
     int | None,
-    typer.Option(metavar="N", parser=whole_number(0), help="0 takes any.", show_default="8321, or the next free one"),
+    typer.Option(
+        metavar="N",
+        parser=whole_number(0, MOST["port"]),
+        help="0 takes any.",
+        show_default="8321, or the next free one",
+    ),
 ]
 NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Only print the address.")]
 

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from dtrak.cli.options import some_path, whole_number
 from dtrak.errors import UsageError
+from dtrak.cli.options import DIGITS, some_path, whole_number
+from dtrak.limits import MOST, told
 
 RunToRetrain = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="The folder of a run to retrain; or give --benchmark.")
@@ -47,11 +48,16 @@ TableFile = Annotated[
 # How models are retrained for a benchmark, by the names that `RetrainingSettings` has for them.
 Subsets = Annotated[
     int | None,
-    typer.Option(metavar="M", parser=whole_number(1), help="Random subsets to retrain on.", show_default="64"),
+    typer.Option(
+        metavar="M", parser=whole_number(1, MOST["subsets"]), help="Random subsets to retrain on.", show_default="64"
+    ),
 ]
 Fraction = Annotated[float | None, typer.Option(metavar="α", help="Of the images, in each subset.", show_default="0.5")]
 Seeds = Annotated[
-    int | None, typer.Option(metavar="S", parser=whole_number(1), help="Trainings of each subset.", show_default="3")
+    int | None,
+    typer.Option(
+        metavar="S", parser=whole_number(1, MOST["seeds"]), help="Trainings of each subset.", show_default="3"
+    ),
 ]
 OutputTimesteps = Annotated[
     str | None,
@@ -59,12 +65,17 @@ OutputTimesteps = Annotated[
 ]
 OutputNoises = Annotated[
     int | None,
-    typer.Option(metavar="Z", parser=whole_number(1), help="At each of these timesteps.", show_default="3"),
+    typer.Option(
+        metavar="Z", parser=whole_number(1, MOST["noises"]), help="At each of these timesteps.", show_default="3"
+    ),
 ]
 ValidationCount = Annotated[
     int | None,
     typer.Option(
-        metavar="N", parser=whole_number(1), help="How many validation images are asked about.", show_default="100"
+        metavar="N",
+        parser=whole_number(1, MOST["validation"]),
+        help="How many validation images are asked about.",
+        show_default="100",
     ),
 ]
 KeepModels = Annotated[bool | None, typer.Option("--keep-models", help="Keep the retrained models, for ensembles.")]
@@ -76,7 +87,7 @@ QueryCount = Annotated[
     typer.Option(
         "--count",
         metavar="Q",
-        parser=whole_number(1),
+        parser=whole_number(1, MOST["count"]),
         help="Ask about the first so many generated pictures.",
         show_default="60, or as many as there are",
     ),
@@ -85,7 +96,7 @@ Remove = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        parser=whole_number(1),
+        parser=whole_number(1, MOST["remove"]),
         help="Training images that are removed for each picture, the highest-scoring ones.",
         show_default="a fifth of all",
     ),
@@ -116,6 +127,6 @@ def chosen_steps(typed: list[str] | None) -> list[int]:
     """["400,300", "0"] → [400, 300, 0]."""
     names = [one.strip() for text in typed or () for one in text.split(",")]
     for name in names:
-        if not name.isdecimal():
-            raise UsageError(f"step {name!r}: give a timestep such as 400, or several: 400,300")
+        if not name.isdecimal() or len(name) >= DIGITS:
+            raise UsageError(f"step {told(name)}: give a timestep such as 400, or several: 400,300")
     return [int(name) for name in names]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from dtrak.evaluation.checking import check_run
 from dtrak.methods import split_methods
 from dtrak.report import write_report
 from dtrak.runs.attributing import attribute_run, settings_of
@@ -13,6 +14,7 @@ from dtrak.runs.training import train
 
 def run_all(folder: Path, recipe: Recipe, device: str) -> Path:
     """Train, generate, attribute what was generated, and report; gives the report's path."""
+    check_run(Run(folder, recipe), device)
     run = Run.create(folder, recipe)
     model = train(run, device)
     generation, pictures = recipe.generation, str(run.folder / "generated")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from dtrak.engines.engine import Engine, cores, device_of_worker, gpu_of
 from dtrak.errors import UsageError
+from dtrak.limits import check_number
 from dtrak.registry import Registry
 
 __all__ = ["ENGINES", "Engine", "cores", "device_of_worker", "gpu_of", "make_engine"]
@@ -41,8 +42,8 @@ ENGINES: Registry[Callable[[int | None, str | None], Engine]] = Registry(
 def make_engine(name: str, workers: int | None = None, address: str | None = None) -> Engine:
     """The engine of that name; `workers` jobs at a time if given, on the Ray cluster at `address` if given."""
     make = ENGINES.choose(name)
-    if workers is not None and workers < 1:
-        raise UsageError(f"workers {workers}: it must be at least 1")
+    if workers is not None:
+        check_number("workers", workers)
     if address is not None and name in ("process", "pool"):
         raise UsageError(f"address {address}: only the engine ray has one, not {name}")
     return make(workers, address)

@@ -3,6 +3,7 @@
 import logging
 import os
 import pickle
+import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cor
 from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
 from dtrak.engines.this_process import exactly
 from dtrak.errors import DtrakError, UsageError
+from dtrak.limits import MOST, told
 
 SECONDS_TO_ANSWER = 10.0
 
@@ -79,7 +81,7 @@ class RayCluster:
             try:
                 _check_answers(self.address)
                 ray.init(self.address, **quiet)
-            except (OSError, RuntimeError) as error:
+            except (OSError, RuntimeError, ValueError) as error:  # a name that is too long for one is a ValueError
                 reason = " ".join(str(error).split())[:200]
                 raise UsageError(
                     f"no Ray cluster at {self.address}: `ray start --head` starts one, and says its address ({reason})"
@@ -134,9 +136,9 @@ def _check_answers(address: str) -> None:
     host, _, port = address.rpartition(":")
     if address == "auto":
         return
-    if not host or not port.isdigit():
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > MOST["port"]:
         raise UsageError(
-            f"address {address!r}: give the host:port of a Ray cluster, or auto for the one on this machine"
+            f"address {told(address)}: give the host:port of a Ray cluster, or auto for the one on this machine"
         )
     socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
 

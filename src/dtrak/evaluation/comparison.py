@@ -19,7 +19,8 @@ from dtrak.attribution.scoring import scores_for
 from dtrak.engines import Engine
 from dtrak.errors import UsageError, choose
 from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds
-from dtrak.features.encoders import DEFAULT_ENCODER, load_encoder
+from dtrak.features.encoders import load_encoder
+from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.features.store import Cost
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.inputs.arrays import Vectors

@@ -40,24 +40,25 @@ def model_outputs(
     """Of Q images [Q], by the names of `OBJECTIVES`."""
     model.network.eval()
     view = model_inputs(model, images)
-    copies = [(timestep, draw) for timestep in timesteps for draw in range(noises)]
+    copies = len(timesteps) * noises
     clean = view.tensor(range(len(view))).to(model.device)
     sums = torch.zeros(len(OBJECTIVES), len(images), dtype=torch.float64)
     size = images_in_a_pass(activation_bytes(model, view.condition([0])), model.device, total_memory(model.device))
     with reproducible():
-        for start in range(0, len(copies) * len(images), size):
-            pairs = torch.arange(start, min(start + size, len(copies) * len(images)))
+        for start in range(0, copies * len(images), size):
+            pairs = torch.arange(start, min(start + size, copies * len(images)))
             used, rows = pairs // len(images), pairs % len(images)  # every image with one copy, then with the next
-            values = _values(model, view, clean, rows, copies, used, seed)
+            noised = [(timesteps[copy // noises], copy % noises) for copy in range(int(used[0]), int(used[-1]) + 1)]
+            values = _values(model, view, clean, rows, noised, used - used[0], seed)
             bad = ~values.isfinite().all(0)
             if bad.any():
                 first = int(bad.nonzero()[0])
                 raise DtrakError(
                     f"the model's output is not finite for image {images.ids[rows[first]]} "
-                    f"at timestep {copies[used[first]][0]}"
+                    f"at timestep {noised[used[first] - used[0]][0]}"
                 )
             sums.index_add_(1, rows, values)
-    return dict(zip(OBJECTIVES, (sums / len(copies)).numpy(), strict=True))
+    return dict(zip(OBJECTIVES, (sums / copies).numpy(), strict=True))
 
 
 def _values(
@@ -65,19 +66,17 @@ def _values(
     view: ModelInputs,
     clean: Tensor,
     rows: Tensor,
-    copies: list[tuple[int, int]],
+    noised: list[tuple[int, int]],
     used: Tensor,
     seed: int,
 ) -> Tensor:
-    """ℓ of the images `rows` [B] noised as the copies `used` [B] say, float64 [objectives, B].
+    """ℓ of the images `rows` [B], each noised as one of `noised` (timestep, draw) that `used` [B] says.
 
-    `clean` is all of the view, on the model's device.
+    float64 [objectives, B]; `clean` is all of the view, on the model's device.
     """
-    first = int(used[0])
-    noised = copies[first : int(used[-1]) + 1]
     noise = torch.stack([gaussian(model.shape, seed, "output", timestep, draw) for timestep, draw in noised])
-    noise = noise[used - first].to(clean.device)
-    timesteps = torch.tensor([timestep for timestep, _ in noised])[used - first].to(clean.device)
+    noise = noise[used].to(clean.device)
+    timesteps = torch.tensor([timestep for timestep, _ in noised])[used].to(clean.device)
     own = clean[rows]
     told = moved(view.condition(rows.tolist()), clean.device)
     predicted = model.predict_target(model.add_noise(own, noise, timesteps), timesteps, told)

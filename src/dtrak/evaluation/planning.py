@@ -5,6 +5,7 @@ shape, is looked up in the data; the data itself need not be there if the recipe
 """
 
 import math
+import os
 import shutil
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from dtrak.evaluation.checking import asks_encoder, check_settings
+from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.errors import UsageError
 from dtrak.evaluation.outputs import images_in_a_pass
 from dtrak.evaluation.redrawing import COUNT, usual_share
@@ -21,15 +24,14 @@ from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import load_images, read_ids
 from dtrak.images.selection import Selection
 from dtrak.images.sources import find_source
-from dtrak.kernels.damping import Damping, partner_of
-from dtrak.methods import chosen_methods, objectives_of, split_methods
-from dtrak.methods.method import Gradients
+from dtrak.kernels.damping import Damping
+from dtrak.methods import chosen_methods, needed_by, split_methods
 from dtrak.models.autoencoder import pictures_in_a_pass
-from dtrak.models.layout import Layout, lay_out
+from dtrak.models.layout import Layout
 from dtrak.models.memory import fitting, total_memory
-from dtrak.models.prompts import fields_of
 from dtrak.models.sampling import BATCH
-from dtrak.runs.recipes import DDPMRecipe, Model, Recipe, StableDiffusionRecipe
+from dtrak.runs.recipes import Recipe
+from dtrak.runs.run import Run
 from dtrak.runs.training import images_at_once
 from dtrak.tables import Cell, Entry, Table
 
@@ -39,7 +41,7 @@ JUDGED = 3  # methods that counterfactuals compare: random, trak and d-trak
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedStep:
     name: str
     what: str
     forward: int = 0  # passes
@@ -61,7 +63,7 @@ class Plan:
     device_memory: int
     retraining: RetrainingSettings
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PlannedStep]:
         """What `dtrak run` does, and then what `dtrak evaluate` would."""
         return [
             *([self.encoding()] if self.layout.latents else []),
@@ -69,7 +71,7 @@ class Plan:
             self.generating(),
             self.featurizing("features", self.generated, self.objectives),
             self.scoring(),
-            Step("report", f"a page of {self.generated:,} pictures"),
+            PlannedStep("report", f"a page of {self.generated:,} pictures"),
             self.retrainings(),
             self.outputs(),
             self.featurizing("lds: features", max(self.asked), (1, 1)),
@@ -108,31 +110,30 @@ class Plan:
         batch = min(self.recipe.training.batch_size, self.train)
         return images_at_once(batch, self.layout.activations, self.device_memory)
 
-    def encoding(self) -> Step:
+    def encoding(self) -> PlannedStep:
         mirrored = " and their mirror images" * self.recipe.training.flip
         what = f"{self.train:,} images{mirrored}, by the autoencoder; {self.prompts:,} prompts at most"
         queries = self.generated * 2 * FLOAT * self.layout.latents
         memory = self.weights + min(self.train, pictures_in_a_pass(*self.shape[1:])) * self.layout.encoding
-        return Step("latents", what, 0, 0, memory, self.latents + queries + self.prompts * FLOAT * self.layout.prompt)
+        return PlannedStep("latents", what, 0, 0, memory, self.latents + queries + self.prompts * FLOAT * self.layout.prompt)
 
     @property
     def prompts(self) -> int:
         """How many different ones there are at most: one of every class, or of every image, and the empty one."""
-        model, select = self.recipe.model, self.recipe.data.select
-        of_classes = isinstance(model, StableDiffusionRecipe) and {*fields_of(model.prompt)} <= {"label"}
-        classes = select.classes if of_classes and select is not None else None
-        return 1 + (self.train if classes is None else len(classes))
+        recipe, select = self.recipe, self.recipe.data.select
+        classes = None if select is None or select.classes is None else len(select.classes)
+        return recipe.family.most_prompts(recipe.model, self.train, classes)
 
-    def training(self) -> Step:
+    def training(self) -> PlannedStep:
         settings = self.recipe.training
         steps = settings.epochs * math.ceil(self.train / settings.batch_size)
         what = f"{self.train:,} images × {settings.epochs:,} epochs: {steps:,} steps of {settings.batch_size:,}"
         what += f", {self.at_once:,} at once" * (self.at_once < settings.batch_size)
         passes = self.train * settings.epochs
         saved = (1 + settings.checkpoints) * FLOAT * self.layout.trained
-        return Step("train", what, passes, passes, self.training_memory, saved)
+        return PlannedStep("train", what, passes, passes, self.training_memory, saved)
 
-    def generating(self) -> Step:
+    def generating(self) -> PlannedStep:
         settings = self.recipe.generation
         guided = settings.guidance is not None  # each step asks twice, with the prompt and without
         passes = settings.count * settings.steps * (1 + guided)
@@ -141,19 +142,16 @@ class Plan:
         denoising = at_once * self.layout.working
         decoding = min(at_once, pictures_in_a_pass(*self.shape[1:])) * self.layout.decoding
         memory = self.weights + max(denoising, decoding)
-        return Step("generate", what, passes, 0, memory, settings.count * math.prod(self.shape))
+        return PlannedStep("generate", what, passes, 0, memory, settings.count * math.prod(self.shape))
 
     @cached_property
     def objectives(self) -> tuple[int, int]:
         """Of how many objectives the gradients are needed, for training images and for queries."""
         settings = self.recipe.attribution
         chosen = chosen_methods(split_methods(settings.method, settings.objective))
-        methods = [one for one in chosen if isinstance(one.source, Gradients)]
-        of_each = [objectives_of(one, settings.objective) for one in methods]
-        own = {name for names in of_each for name in names}
-        asks_partner = Damping.parse(settings.damping).asks_partner
-        damped = [names[0] for one, names in zip(methods, of_each, strict=True) if one.damped and asks_partner]
-        return len(own | {partner_of(name) for name in damped}), len(own)
+        needed = needed_by(chosen, settings.objective, Damping.parse(settings.damping)).values()
+        train = {name for one in needed for name in one.train}
+        return len(train), len({name for one in needed for name in one.all_of_queries})
 
     @property
     def features(self) -> int:
@@ -161,16 +159,16 @@ class Plan:
         settings = self.recipe.attribution
         return self.layout.trained if settings.projection == "identity" else settings.projection_dim
 
-    def featurizing(self, name: str, queries: int, objectives: tuple[int, int]) -> Step:
+    def featurizing(self, name: str, queries: int, objectives: tuple[int, int]) -> PlannedStep:
         settings, train, (for_train, for_queries) = self.recipe.attribution, self.train, objectives
-        copies = settings.draws * len(select_timesteps(settings.timesteps, self.recipe.model.timesteps))
+        copies = settings.draws * len(select_timesteps(settings.timesteps, self.recipe.timesteps))
         what = f"{train:,} + {queries:,} images × {copies:,} noised copies"
         rows = for_train * train + for_queries * queries
         at_once = min(copies, fitting(self.layout.activations, self.device_memory))
         memory = self.weights + at_once * self.layout.activations
-        return Step(name, what, (train + queries) * copies, rows * copies, memory, rows * self.features * FLOAT)
+        return PlannedStep(name, what, (train + queries) * copies, rows * copies, memory, rows * self.features * FLOAT)
 
-    def scoring(self) -> Step:
+    def scoring(self) -> PlannedStep:
         queries, train, dim = self.generated, self.train, self.features
         smaller = min(train, dim)
         kernels = self.objectives[0]
@@ -179,13 +177,13 @@ class Plan:
         kept = train * smaller + (dim * smaller if dim <= train else 0)
         memory = DOUBLE * (2 * smaller**2 + kernels * kept) + (FLOAT + DOUBLE) * queries * dim
         what = f"{queries:,} pictures × {train:,} images: a kernel of {smaller:,} × {smaller:,}"
-        return Step("score", what, 0, 0, memory, FLOAT * queries * train)
+        return PlannedStep("score", what, 0, 0, memory, FLOAT * queries * train)
 
     @property
     def models(self) -> int:
         return self.retraining.subsets * self.retraining.seeds
 
-    def retrainings(self) -> Step:
+    def retrainings(self) -> PlannedStep:
         settings, (channels, height, width) = self.retraining, self.shape
         size = round(settings.fraction * self.train)
         passes = self.models * size * self.recipe.training.epochs
@@ -193,17 +191,17 @@ class Plan:
         images = (self.train + sum(self.asked)) * channels * height * width
         losses = self.models * sum(self.asked) * len(OBJECTIVES) * (FLOAT + DOUBLE)  # as arrays, and job by job
         disk = images + losses + FLOAT * self.layout.trained + settings.subsets * self.train
-        return Step("lds: retrain", what, passes, passes, self.training_memory, disk)
+        return PlannedStep("lds: retrain", what, passes, passes, self.training_memory, disk)
 
-    def outputs(self) -> Step:
-        settings, pictures, total = self.retraining, sum(self.asked), self.recipe.model.timesteps
+    def outputs(self) -> PlannedStep:
+        settings, pictures, total = self.retraining, sum(self.asked), self.recipe.timesteps
         timesteps = len(select_timesteps(total if settings.timesteps is None else settings.timesteps, total))
         what = f"{self.models:,} models × {pictures:,} pictures × {timesteps:,} timesteps × {settings.noises:,} noises"
         at_once = images_in_a_pass(self.layout.activations, self.device, self.device_memory)
         memory = self.weights + at_once * self.layout.working
-        return Step("lds: outputs", what, self.models * pictures * timesteps * settings.noises, 0, memory)
+        return PlannedStep("lds: outputs", what, self.models * pictures * timesteps * settings.noises, 0, memory)
 
-    def counterfactuals(self) -> Step:
+    def counterfactuals(self) -> PlannedStep:
         recipe, settings = self.recipe, self.recipe.evaluation
         pictures = min(settings.pictures or COUNT, self.generated)
         left = self.train - (settings.remove or usual_share(self.train))
@@ -213,7 +211,7 @@ class Plan:
         what = f"{JUDGED} methods × {pictures:,} pictures = {models:,} models on {left:,} images, at most"
         pixels = math.prod(self.shape)
         disk = models * (pixels + recipe.generation.steps * (self.layout.latents or pixels)) * FLOAT
-        return Step("counterfactual", what, passes + drawn, passes, self.training_memory, disk)
+        return PlannedStep("counterfactual", what, passes + drawn, passes, self.training_memory, disk)
 
 
 def plan(recipe: Recipe, folder: Path, device: str = "cpu") -> Table:
@@ -222,11 +220,17 @@ def plan(recipe: Recipe, folder: Path, device: str = "cpu") -> Table:
     train = _count(data.train, data.select, missing)
     validation = 0 if data.validation is None else _count(data.validation, data.select_validation, missing)
     shape = _shape(recipe)
-    layout = lay_out(recipe.model, shape, recipe.name)
-    missing += _pipeline_missing(recipe.model, layout)
+    layout = recipe.family.lay_out(recipe.model, shape, recipe.name)
+    run, count = Run(folder, recipe), train if data.subset is None else len(read_ids(data.subset))
+    run.check_folder()
+    if not missing:
+        run.check_recipe()
+    check_settings(run, count, shape, layout)
+    missing += recipe.family.to_fetch(recipe.model, layout)
+    missing += [f"{DEFAULT_ENCODER} will be downloaded, unless it was before"] if asks_encoder(run) else []
     made = Plan(
         recipe,
-        train if data.subset is None else len(read_ids(data.subset)),
+        count,
         validation,
         shape,
         layout,
@@ -252,14 +256,6 @@ def _count(source: str, select: Selection | None, missing: list[str]) -> int:
         return stated
 
 
-def _pipeline_missing(model: Model, layout: Layout) -> list[str]:
-    if isinstance(model, DDPMRecipe) or Path(model.base).is_dir():
-        return []
-    if layout.is_assumed:
-        return [f"Missing: {model.base} could not be looked up: its sizes are taken to be Stable Diffusion 1's"]
-    return [f"{model.base} will be downloaded, unless it was before"]
-
-
 def _shape(recipe: Recipe) -> tuple[int, int, int]:
     """(C, H, W) as the recipe says, or as the images have it."""
     data = recipe.data
@@ -276,7 +272,7 @@ def _table(made: Plan, folder: Path, missing: list[str]) -> Table:
         for one in steps
     ]
     frozen = f", beside {layout.frozen / 1e6:,.1f} M that stay as they are" if layout.frozen else ""
-    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    there = next(parent for parent in (folder, *folder.absolute().parents) if os.path.exists(parent))
     largest = max(steps, key=lambda one: one.memory)
     enough = "enough for" if largest.memory <= made.device_memory else "LESS than is needed for"
     notes = [

@@ -11,6 +11,7 @@ job was done is left out, and no model is trained again for it.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError, choose
@@ -31,6 +32,7 @@ from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.inputs.benchmark import QUERIES, losses_file
+from dtrak.limits import check_number, told
 from dtrak.models import save_model
 from dtrak.models.prompts import PROMPT
 from dtrak.runs.recipes import Evaluation, Recipe, first_difference
@@ -56,11 +58,9 @@ class RetrainingSettings:
 
     def __post_init__(self) -> None:
         for name in ("subsets", "seeds", "noises", "validation", "generated"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} {value}: it must be at least 1")
-        if self.seed < 0:
-            raise UsageError(f"seed {self.seed}: it must not be negative")
+            if (value := getattr(self, name)) is not None or name != "generated":
+                check_number(name, value)
+        check_number("seed", self.seed, 0)
 
     @classmethod
     def resumed(cls, folder: Path, evaluation: Evaluation, typed: Mapping[str, Any]) -> "RetrainingSettings":
@@ -69,7 +69,23 @@ class RetrainingSettings:
         asked = evaluation.model_dump(include=names, exclude_none=True)
         stored = _stored(folder)
         begun = {name: value for name, value in (stored | stored.get("queries", {})).items() if name in names}
-        return cls(**{**asked, **begun, **typed})
+        try:
+            return TypeAdapter(cls).validate_python({**asked, **begun, **typed})
+        except ValidationError as error:  # of what was typed, the command line has seen to it
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"]))
+            raise UsageError(f"{folder}: its {name} cannot be {told(first['input'])}: {first['msg']}") from None
+
+
+class Stored(BaseModel):
+    """What benchmark.json says, as far as it is asked: of whoever began."""
+
+    model_config = ConfigDict(extra="allow")
+
+    subsets: PositiveInt = 1
+    seeds: PositiveInt = 1
+    threads: PositiveInt = 1
+    queries: dict[str, PositiveInt] = {}
 
 
 def make_benchmark(
@@ -163,11 +179,17 @@ def _check_same(folder: Path, made_by: dict[str, Any]) -> dict[str, Any]:
 def _stored(folder: Path) -> dict[str, Any]:
     """What a folder says of how it was made; nothing for a new one."""
     path = folder / "benchmark.json"
-    if not path.exists():
+    if not os.path.exists(path):
         return {}
     try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
+        if not path.is_file():
+            raise ValueError("it is not a file")
+        return Stored.model_validate(json.loads(path.read_text(encoding="utf-8"))).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {told(first['input'])})"
+        raise UsageError(f"{path} does not say how {folder} was made: {reason}") from None
+    except (ValueError, OSError, RecursionError) as error:
         raise UsageError(f"{path} does not say how {folder} was made: {error}") from error
 
 

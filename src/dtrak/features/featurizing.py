@@ -1,5 +1,7 @@
 """From images to features on disk: what to compute, what it will cost, and the loop that does it."""
 
+import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from dtrak.devices import useful_threads
 from dtrak.engines import Engine, device_of_worker, gpu_of
-from dtrak.errors import DtrakError
+from dtrak.errors import DtrakError, UsageError
 from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.features.settings import FeatureSettings
 from dtrak.features.store import Cost, FeatureStore, Manifest, fill, fill_from
@@ -24,8 +26,11 @@ from dtrak.gradients.projections import Projection, make_projection
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
+from dtrak.models.memory import total_memory
 from dtrak.models.diffusion import ALL, LORA
 from dtrak.progress import progress_bar, say
+
+COPY_BYTES = 200  # of a noised copy, beside its noise
 
 
 def featurize(
@@ -50,6 +55,7 @@ def featurize(
         timesteps = images.timesteps
     else:
         timesteps = select_timesteps(settings.timesteps, model.timesteps)
+    check_copies(len(timesteps), settings.draws, model.shape, model.device)
     work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps)
     stores = {
         objective: FeatureStore.create(folder / f"{name}-{objective}", _manifest(work, objective))
@@ -62,6 +68,16 @@ def featurize(
         _fill(work, list(incomplete.values()), engine)
     _report_left_out(stores, images, settings.skip_bad)
     return stores
+
+
+def check_copies(timesteps: int, draws: int, shape: tuple[int, ...], device: torch.device) -> None:
+    """Refuse more noised copies of an image than the memory holds the noises of."""
+    needed, memory = timesteps * draws * (4 * math.prod(shape) + COPY_BYTES), total_memory(device)
+    if needed > memory / 2:
+        raise UsageError(
+            f"{timesteps:,} timesteps with {draws:,} draws each: their noises take {needed / 1e9:,.1f} GB, but there "
+            f"are {memory / 1e9:,.1f} GB of memory; ask for fewer"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,10 +3,12 @@
 The command line makes its options from this file, so that it imports nothing that takes long.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from dtrak.errors import UsageError, choose
+from dtrak.limits import check_number, told
 
 DEFAULT_ENCODER = "openai/clip-vit-base-patch32"
 
@@ -51,8 +53,17 @@ class FeatureSettings:
         choose("noise", self.noise, ["shared", "per-image"])
         choose("dtype", self.dtype, list(DTYPES))
         for name in ("draws", "projection_dim", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name.replace('_', '-')} {value}: it must be at least 1")
-        if self.seed < 0:
-            raise UsageError(f"seed {self.seed}: it must not be negative")
+            if (value := getattr(self, name)) is not None or name != "batch_size":
+                check_number(name, value)
+        for seed in (self.seed, self.projection_seed):
+            if seed is not None:
+                check_number("seed", seed, 0)
+        if self.parameters is not None:
+            _check_pattern(self.parameters)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"the parameter pattern {told(pattern)} is not a regular expression: {error}") from None

@@ -18,12 +18,14 @@ from typing import Any
 
 import filelock
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import make_folder, write_bytes, write_json, write_once
+from dtrak.limits import told
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 COST = "cost.json"  # seconds per row
@@ -98,11 +100,19 @@ class FeatureStore:
     def open(cls, folder: Path) -> "FeatureStore":
         path = folder / "manifest.json"
         try:
-            return cls(folder, Manifest(**json.loads(path.read_text())))
+            manifest = TypeAdapter(Manifest).validate_python(json.loads(path.read_text(encoding="utf-8")), strict=True)
         except FileNotFoundError:
             raise UsageError(f"no features at {folder}: it has no manifest.json") from None
-        except (ValueError, TypeError) as error:
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {told(first['input'])})"
+            raise DtrakError(f"{path} is not the manifest of a feature store: {reason}") from None
+        except (ValueError, OSError, RecursionError) as error:
             raise DtrakError(f"{path} is not the manifest of a feature store: {error}") from error
+        if manifest.dtype not in DTYPES or manifest.rows < 1 or manifest.dim < 1:
+            said = f"rows {manifest.rows}, dim {manifest.dim} and dtype {told(manifest.dtype)}"
+            raise DtrakError(f"{path} is not the manifest of a feature store: it has {said}")
+        return cls(folder, manifest)
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -156,8 +166,9 @@ class FeatureStore:
     def cost(self) -> Cost:
         """Of all rows, as far as is known: that of the last rows that were computed, for all of them."""
         try:
-            return Cost(**json.loads((self.folder / COST).read_text())) * len(self)
-        except (FileNotFoundError, ValueError, TypeError):
+            kept = json.loads((self.folder / COST).read_text())
+            return Cost(**{name: float(seconds) for name, seconds in kept.items()}) * len(self)
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return Cost()
 
     def keep_cost(self, per_row: Cost) -> None:
@@ -178,7 +189,8 @@ class FeatureStore:
                     return None
         except (OSError, SafetensorError, KeyError, TypeError):
             return None
-        if features.shape != (len(self.shards[index]), self.dim):
+        expected = (len(self.shards[index]), self.dim)
+        if features.shape != expected or features.dtype != DTYPES[self.manifest.dtype]:
             return None
         self._intact.add(index)
         return features

@@ -7,7 +7,9 @@
 - retrained/subset-MMM-seed-S/: the models themselves, where they were kept; benchmark.json: how it was made
 """
 
+import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -48,7 +50,7 @@ class Benchmark:
     def masks(self) -> NDArray[np.bool_]:
         """[M, N]."""
         masks = self._array("masks.npy")
-        if masks.dtype != np.bool_ or masks.shape[1:] != (len(self.train),):
+        if masks.dtype != np.bool_ or masks.shape[1:] != (len(self.train),) or not len(masks):
             raise DtrakError(
                 f"{self.folder / 'masks.npy'} is {masks.dtype} {list(masks.shape)}, "
                 f"but must be bool [subsets, {len(self.train)}]"
@@ -68,9 +70,16 @@ class Benchmark:
         name = losses_file(kind, output)
         losses = self._array(name)
         expected = (len(self.masks), len(self.queries(kind)))
-        if losses.ndim != 3 or (losses.shape[0], losses.shape[2]) != expected:
+        if losses.ndim != 3 or (losses.shape[0], losses.shape[2]) != expected or not losses.shape[1]:
             raise DtrakError(
                 f"{self.folder / name} is {list(losses.shape)}, but must be [{expected[0]}, seeds, {expected[1]}]"
+            )
+        if losses.dtype.kind != "f":
+            raise DtrakError(f"{self.folder / name} holds {losses.dtype}, but must hold float32")
+        if not np.isfinite(losses).all():
+            subset, seed, query = np.argwhere(~np.isfinite(losses))[0]
+            raise DtrakError(
+                f"{self.folder / name} is not finite for subset {subset}, seed {seed} and query {query}: make it again"
             )
         return losses
 
@@ -117,16 +126,22 @@ class Benchmark:
     @property
     def training_seconds(self) -> float | None:
         """The mean over retrained models of what their training took, where that was kept."""
-        kept = [float(path.read_text()) for path in self.folder.glob("jobs/*.seconds")]
-        return float(np.mean(kept)) if kept else None
+        kept = []
+        for path in self.folder.glob("jobs/*.seconds"):
+            with suppress(OSError, ValueError):  # one that cannot be read is one that was not kept
+                kept.append(float(path.read_text()))
+        return float(np.mean(kept)) if kept and np.isfinite(kept).all() else None
 
     def _array(self, name: str) -> NDArray[Any]:
         path = self.folder / name
+        if not os.path.exists(path):
+            raise UsageError(f"{self.folder} has no {name}")
+        if not path.is_file():  # a pipe would be waited for
+            raise DtrakError(f"cannot read {path}: it is not a file")
         try:
-            return np.asarray(np.load(path, allow_pickle=False))
-        except FileNotFoundError:
-            raise UsageError(f"{self.folder} has no {name}") from None
-        except (ValueError, OSError, EOFError) as error:
+            mapped = np.lib.format.open_memmap(path, mode="r")  # which promises no more than the file has
+            return np.array(mapped)
+        except Exception as error:  # damaged heads raise all kinds
             raise DtrakError(f"cannot read {path}: {error}") from error
 
 

@@ -110,26 +110,14 @@ class DiffusionModel:
 
     @property
     def has_lora(self) -> bool:
-        return any(LORA in name for name, _ in self.network.named_parameters())
+        return _has_lora(self.network)
 
     def parameters(self, pattern: str | None = None) -> dict[str, nn.Parameter]:
         """Those whose name contains a match of a regular expression, or "all".
 
         By default those of the LoRA, if there is one; else all.
         """
-        named = dict(self.network.named_parameters())
-        if pattern is None:
-            pattern = LORA if self.has_lora else ALL
-        if pattern == ALL:
-            return named
-        try:
-            chosen = {name: value for name, value in named.items() if re.search(pattern, name)}
-        except re.error as error:
-            raise UsageError(f"the parameter pattern {pattern!r} is not a regular expression: {error}") from None
-        if not chosen:
-            parts = sorted({name.split(".")[0] for name in named})
-            raise UsageError(f"no parameter's name matches {pattern!r}: the model has {', '.join(parts)}")
-        return chosen
+        return chosen_parameters(self.network, pattern)
 
     @property
     def trained_weights(self) -> dict[str, Tensor]:
@@ -183,3 +171,24 @@ class DiffusionModel:
             f"{source} holds images of {found}, but {self.source} was made for {expected}: "
             f"give {' and '.join(remedies)}"
         )
+
+
+def chosen_parameters(network: nn.Module, pattern: str | None) -> dict[str, nn.Parameter]:
+    """Those of a network whose name contains a match of a regular expression; by default as `DiffusionModel` has it."""
+    named = dict(network.named_parameters())
+    if pattern is None:
+        pattern = LORA if _has_lora(network) else ALL
+    if pattern == ALL:
+        return named
+    try:
+        chosen = {name: value for name, value in named.items() if re.search(pattern, name)}
+    except re.error as error:
+        raise UsageError(f"the parameter pattern {pattern!r} is not a regular expression: {error}") from None
+    if not chosen:
+        parts = sorted({name.split(".")[0] for name in named})
+        raise UsageError(f"no parameter's name matches {pattern!r}: the model has {', '.join(parts)}")
+    return chosen
+
+
+def _has_lora(network: nn.Module) -> bool:
+    return any(LORA in name for name, _ in network.named_parameters())

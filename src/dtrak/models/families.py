@@ -231,9 +231,8 @@ class StableDiffusion:
         return f"Stable Diffusion {images}, {settings.base} with a LoRA of rank {rank}, prompts “{prompt}”"
 
 
-# The last one opens what no other does.
 FAMILIES: Registry[ModelFamily] = Registry(
-    "kind of model", "dtrak.models", {"stable-diffusion": StableDiffusion(), "ddpm": DDPM()}
+    "kind of model", "dtrak.models", {"ddpm": DDPM(), "stable-diffusion": StableDiffusion()}
 )
 
 

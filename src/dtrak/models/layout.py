@@ -1,7 +1,7 @@
 """How large a model is, before it exists: laid out on torch's meta device, where tensors are shapes alone."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import CLIPTextConfig, CLIPTextModel
 
+from dtrak.errors import UsageError
 from dtrak.models import ddpm
+from dtrak.models.diffusion import DiffusionModel
 from dtrak.models.memory import Peak, kept_bytes
 from dtrak.models.pipelines import check_kind, local_configs
 from dtrak.models.settings import LoRA, Shape
@@ -35,6 +37,7 @@ class Layout:
     frozen: int  # parameters that stay as they are
     activations: int  # bytes that training keeps of one image between the two passes, at most
     working: int  # bytes that a forward pass alone takes for one image, at most
+    network: nn.Module = field(repr=False)  # its shapes
     latents: int = 0  # numbers that an autoencoder makes of an image; none where pixels are denoised
     prompt: int = 0  # numbers that a text encoder makes of a prompt
     encoding: int = 0  # bytes that the autoencoder takes to make latents of one image, at most
@@ -53,9 +56,17 @@ class FusedAttention(TorchFunctionMode):
 
 def lay_out_ddpm(unet: dict[str, Any], schedule: dict[str, Any], shape: Shape, source: str) -> Layout:
     """The size of an unconditional U-Net for images of `shape` (C, H, W)."""
+    return lay_out_network(lambda: ddpm.new(unet, schedule, shape, source), shape, source)
+
+
+def lay_out_network(new: Callable[[], DiffusionModel], shape: Shape, source: str) -> Layout:
+    """The size of a model that maps x_t of `shape` (C, H, W) and t to a prediction, and has no encoders."""
     with torch.device("meta"), FusedAttention():
-        built = ddpm.new(unet, schedule, shape, source)
-        return _measured(built.network, 0, lambda: built.predict(torch.zeros(1, *shape), _timestep()))
+        built = new()
+        try:
+            return _measured(built.network, 0, lambda: built.predict(torch.zeros(1, *shape), _timestep()))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"{source}: model.unet: no image can go through it: {error}") from error
 
 
 def lay_out_stable_diffusion(base: str, lora: LoRA, shape: Shape, source: str) -> Layout:
@@ -106,7 +117,7 @@ def _measured(network: nn.Module, frozen: int, forward: Callable[[], Tensor]) ->
     network.eval()
     working = _peak(forward)
     network.train()  # dropout keeps its masks
-    return Layout(trained, frozen + _count(network) - trained, kept_bytes(network, forward), working)
+    return Layout(trained, frozen + _count(network) - trained, kept_bytes(network, forward), working, network)
 
 
 def _peak(forward: Callable[[], object]) -> int:

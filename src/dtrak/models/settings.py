@@ -1,9 +1,11 @@
 """What a recipe's section `model` says, for each family of models."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dtrak.limits import MOST
+from dtrak.models.unet_settings import UNet
 from dtrak.sections import Fraction, Open, Positive, Section
 
 Shape = tuple[int, int, int]  # (C, H, W) of an image
@@ -12,7 +14,7 @@ Shape = tuple[int, int, int]  # (C, H, W) of an image
 class Schedule(Section):
     """The noise schedule, in diffusers' words."""
 
-    num_train_timesteps: Positive = 1000
+    num_train_timesteps: Annotated[Positive, Field(le=MOST["num_train_timesteps"])] = 1000
     beta_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
     beta_start: Open = 1e-4
     beta_end: Open = 0.02
@@ -23,14 +25,14 @@ class DDPMSettings(Section):
     """An unconditional DDPM; `unet` is the configuration of diffusers' UNet2DModel, size and channels aside."""
 
     kind: Literal["ddpm"] = "ddpm"
-    unet: dict[str, Any]
+    unet: UNet
     schedule: Schedule = Schedule()
 
 
 class LoRA(Section):
     """Which layers of a frozen network get a trained update of low rank, in peft's words."""
 
-    rank: Positive
+    rank: Annotated[Positive, Field(le=MOST["rank"])]
     alpha: Positive  # the update is scaled by alpha / rank
     dropout: Fraction = 0.0
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("to_q", "to_k", "to_v", "to_out.0")

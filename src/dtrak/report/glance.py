@@ -7,9 +7,9 @@ from typing import Any
 
 from dtrak.attribution.scores import Scores
 from dtrak.gradients.timesteps import select_timesteps
+from dtrak.inputs.gradients import Gradients
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS, needed_by
-from dtrak.methods.method import Gradients
 from dtrak.report.comparisons import LDSOf, Measured
 from dtrak.report.wording import duration
 from dtrak.runs.run import Run

@@ -113,7 +113,7 @@ class Run:
                 return None
             kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             found = LastAttribution.model_validate(kept)
-            select_timesteps(found.timesteps, self.recipe.model.timesteps)
+            select_timesteps(found.timesteps, self.recipe.timesteps)
             Damping.parse(found.damping)
         except (OSError, ValueError, RecursionError, UsageError):
             return None
@@ -178,9 +178,8 @@ class Run:
 
     def check_model_is_the_recipes(self, model: "DiffusionModel") -> None:
         """Refuse a run whose `model` is not what its recipe makes: retraining would make another one."""
-        from dtrak.models.sameness import difference
-
-        found = difference(model, self.recipe.model, self.train_images.shape, self.recipe.name)
+        recipe = self.recipe
+        found = recipe.family.difference(model, recipe.model, self.train_images.shape, recipe.name)
         if found is not None:
             name, there, wanted = found
             raise UsageError(
@@ -201,13 +200,7 @@ class Run:
 
     def check_recipe(self) -> None:
         """Load the images and lay out the model, without weights; nothing is written."""
-        from dtrak.models import check_buildable
-        from dtrak.models.prompts import check_columns
-
-        recipe, images = self.recipe, self.train_images
-        if recipe.model.kind != "ddpm":
-            check_columns(recipe.model.prompt, images, f"{recipe.name}: model.prompt")
-        check_buildable(recipe.model, images.shape, recipe.data.train, recipe.name)
+        self.recipe.family.check_buildable(self.recipe.model, self.train_images, self.recipe.name)
 
     def _check_free(self, ids: str | None) -> None:
         """Refuse a folder that is no run but has what would be taken for a run's, or written over."""
@@ -221,6 +214,12 @@ class Run:
             raise UsageError(
                 f"{self.folder} is not a run, but has {taken[0].name}, which is not dtrak's: give another --out"
             )
+
+    def check_folder(self) -> None:
+        """Refuse a folder that holds a run of another model, or of one that was trained otherwise."""
+        if os.path.exists(self.folder / "recipe.yaml"):
+            subset = self.recipe.data.subset
+            self._check_same(None if subset is None else "".join(f"{one}\n" for one in read_ids(subset)))
 
     def _check_same(self, ids: str | None) -> None:
         stored = Run.open(self.folder).recipe

@@ -4,245 +4,50 @@
 fields that differ when the same is tried at a small scale.
 """
 
-import reprlib
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import ValidationError
 
 from dtrak.errors import UsageError
-from dtrak.images.selection import Positive, Section, Seed, Selection
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Open = Annotated[float, Field(gt=0, lt=1)]
+from dtrak.limits import told
+from dtrak.models.families import FAMILIES
+from dtrak.runs.recipes.reading import read_yaml, recipe_names, recipe_text
+from dtrak.runs.recipes.schema import Attribution, Evaluation, Recipe, Training
 
 SCALES = ("small",)
-OF_TRAINING: Any = {"data": {"train", "select", "crop", "size", "channels"}, "model": True, "training": True}
+MOST_TOLD = 10  # problems of a recipe in one message
+NOT_IN_FILES = ("projection_seed", "subsets", "output", "ddim_steps", "guidance", "latents")  # which a run decides
 
-
-class Data(Section):
-    """Where the images come from: whatever `load_images` takes."""
-
-    train: str
-    select: Selection | None = None  # which of them; all if not given
-    subset: str | None = None  # train on these only: ids in an .npy or .txt file, found from where the recipe lies
-    validation: str | None = None
-    select_validation: Selection | None = None
-    crop: Positive | None = None  # centre crop to this many pixels first
-    size: Positive | None = None  # then resize to this
-    channels: Literal[1, 3] | None = None  # as the images have it if not given
-
-
-class Schedule(Section):
-    """The forward process, in diffusers' words."""
-
-    num_train_timesteps: Positive = 1000
-    beta_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
-    beta_start: Open = 1e-4
-    beta_end: Open = 0.02
-    prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
-
-
-class DDPMRecipe(Section):
-    """An unconditional DDPM; `unet` is the configuration of diffusers' UNet2DModel, size and channels aside."""
-
-    kind: Literal["ddpm"] = "ddpm"
-    unet: dict[str, Any]
-    schedule: Schedule = Schedule()
-
-    @property
-    def timesteps(self) -> int:
-        """T, the length of the noise schedule."""
-        return self.schedule.num_train_timesteps
-
-
-class LoRA(Section):
-    """Which layers of a frozen network get a trained update of low rank, in peft's words."""
-
-    rank: Positive
-    alpha: Positive  # the update is scaled by alpha / rank
-    dropout: Fraction = 0.0
-    targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("to_q", "to_k", "to_v", "to_out.0")
-
-
-class StableDiffusionRecipe(Section):
-    """Stable Diffusion, fine-tuned with LoRA on images and their prompts."""
-
-    kind: Literal["stable-diffusion"]
-    base: str  # a pipeline's folder, or a hub id
-    lora: LoRA
-    prompt: str  # over an image's columns: "a {label} painting", "{caption}"
-
-    @property
-    def timesteps(self) -> int:
-        """T, the same for every Stable Diffusion."""
-        return 1000
-
-
-def _kind(model: Any) -> Any:
-    return model.get("kind", "ddpm") if isinstance(model, dict) else getattr(model, "kind", None)
-
-
-KINDS = ("ddpm", "stable-diffusion")
-Model = Annotated[
-    Annotated[DDPMRecipe, Tag("ddpm")] | Annotated[StableDiffusionRecipe, Tag("stable-diffusion")],
-    Discriminator(_kind, "kind", f"Its kind should be {' or '.join(KINDS)}"),
-]
-
-
-class Training(Section):
-    """The paper's settings unless a recipe says otherwise."""
-
-    epochs: Positive
-    batch_size: Positive = 128
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    warmup: Fraction = 0.1  # of all steps, then cosine to zero
-    betas: tuple[Open, Open] = (0.95, 0.999)
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-6
-    gradient_clip: Annotated[float, Field(gt=0)] = 1.0
-    flip: bool = False  # random horizontal flips
-    prompt_dropout: Fraction = 0.0  # of the prompts are left empty, for guidance
-    autocast: bool = False  # forward passes in bfloat16; weights and their gradients stay in float32
-    checkpoints: Positive = 4  # evenly spaced and kept
-    seed: Seed = 0
-
-
-class Generation(Section):
-    count: Positive = 60
-    steps: Positive = 50  # of DDIM
-    seed: Seed = 0
-    guidance: Annotated[float, Field(ge=1)] | None = None  # by the prompt, for stable-diffusion
-
-
-class Attribution(Section):
-    method: str | None = None  # the recommended one
-    objective: str | None = None
-    timesteps: int | str = 10
-    draws: Positive = 1  # noises at each timestep
-    noise: Literal["shared", "per-image"] = "shared"  # the same for every image, or its own
-    projection: str = "sketch"
-    projection_dim: Positive = 4096
-    damping: float | str = "auto"
-    parameters: str | None = None
-    seed: Seed = 0
-
-
-class Evaluation(Section):
-    """What `dtrak evaluate` asks of a run; what is not given is as the command has it."""
-
-    subsets: Positive | None = None  # random ones to retrain on, for LDS
-    fraction: Open | None = None  # of the images, in each
-    seeds: Positive | None = None  # trainings of each
-    timesteps: int | str | None = None  # over which a model's output is averaged
-    noises: Positive | None = None  # at each of these
-    validation: Positive | None = None  # so many validation images are asked about
-    generated: Positive | None = None  # and so many generated ones
-    remove: Positive | None = None  # training images for each picture, for counterfactuals
-    pictures: Positive | None = None  # that are drawn again without them
-
-
-OF_STABLE_DIFFUSION: dict[str, dict[str, Any]] = {"training": {"betas": (0.9, 0.999)}, "generation": {"guidance": 7.5}}
-
-
-class Recipe(Section):
-    name: str
-    summary: str
-    data: Data
-    model: Model
-    training: Training
-    generation: Generation = Generation()
-    attribution: Attribution = Attribution()
-    evaluation: Evaluation = Evaluation()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_defaults_of_its_kind(cls, content: Any) -> Any:
-        """What the paper has for Stable Diffusion, where it differs from its DDPMs and the recipe says nothing."""
-        if not isinstance(content, dict) or _kind(content.get("model")) != "stable-diffusion":
-            return content
-        filled = dict(content)
-        for section, defaults in OF_STABLE_DIFFUSION.items():
-            if isinstance(own := filled.get(section, {}), dict):
-                filled[section] = {**defaults, **own}
-        return filled
-
-    @model_validator(mode="after")
-    def _sections_fit_the_model(self) -> "Recipe":
-        steps, most = self.generation.steps, self.model.timesteps
-        if steps > most:
-            raise ValueError(f"generation.steps is {steps}, but model.schedule.num_train_timesteps only {most}")
-        about_prompts = {
-            "generation.guidance": self.generation.guidance,
-            "training.prompt_dropout": self.training.prompt_dropout,
-        }
-        for field, value in about_prompts.items():
-            if value and self.model.kind == "ddpm":
-                raise ValueError(f"{field} is {value}, but a ddpm has no prompts: leave it out")
-        return self
-
-    def of_training(self) -> dict[str, Any]:
-        """The fields that a trained model depends on, the file of a subset's ids aside."""
-        return self.model_dump(mode="json", include=OF_TRAINING)
-
-    def with_subset(self, path: str) -> "Recipe":
-        return self.model_copy(update={"data": self.data.model_copy(update={"subset": path})})
-
-
-def recipe_names() -> list[str]:
-    folder = files("dtrak.runs.recipes")
-    return sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
-
-
-def recipe_text(source: str) -> str:
-    """The YAML of a recipe as it was written, comments included."""
-    if source in recipe_names():
-        return (files("dtrak.runs.recipes") / f"{source}.yaml").read_text()
-    if Path(source).is_file():
-        try:
-            return Path(source).read_text()
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{source} is not a recipe: {error}") from None
-    raise UsageError(f"unknown recipe {source!r}: choose from {', '.join(recipe_names())}, or give a YAML file")
+__all__ = ["Attribution", "Evaluation", "Recipe", "Training", "dump_recipe", "load_recipe", "recipe_names", "recipe_text"]
 
 
 def load_recipe(source: str, scale: str | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
     """A recipe by name or from a YAML file, at a `scale` that it has a section for, with `changes` to its fields."""
-    content = _read(source)
+    content = read_yaml(source)
     if isinstance(content, dict):
         scales = {name: content.pop(name) for name in SCALES if name in content}
+        for name, own in scales.items():
+            if not isinstance(own, dict):
+                raise UsageError(f"{source}: {name}: it must hold the fields that differ (it says {told(own)})")
         if scale is not None and scale not in scales:
             raise UsageError(f"{source} has no scale {scale!r}: {_known_scales(scales)}")
         content = _merged(_merged(content, scales.get(scale or "", {})), changes or {})
-        _check_base(content, source, scale)
+        model = content.get("model")
+        if isinstance(model, dict) and model.get("kind") in FAMILIES:
+            FAMILIES[model["kind"]].check_complete(model, f"{source} at scale {scale}" if scale else source)
     try:
         recipe = Recipe.model_validate(content)
+    except UsageError as error:  # a setting of the attribution
+        raise UsageError(f"{source}: attribution: {error}") from None
     except ValidationError as error:
-        raise UsageError(f"{source}: {'; '.join(map(_described, error.errors()))}") from None
+        problems = list(map(_described, error.errors()))
+        more = f"; and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
+        raise UsageError(f"{source}: {'; '.join(problems[:MOST_TOLD])}{more}") from None
     subset = recipe.data.subset
     return recipe if subset is None else recipe.with_subset(str(Path(source).parent / subset))
-
-
-def first_difference(there: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """Where two nested dictionaries differ first: ("training.epochs", 3, 4)."""
-    if not isinstance(there, dict) or not isinstance(wanted, dict):
-        return None if there == wanted else (name, there, wanted)
-    for key in {**there, **wanted}:
-        found = first_difference(there.get(key), wanted.get(key), f"{name}.{key}" if name else key)
-        if found is not None:
-            return found
-    return None
-
-
-def _read(source: str) -> Any:
-    try:
-        return yaml.safe_load(recipe_text(source))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{source} is not YAML{where}: {getattr(error, 'problem', error)}") from None
 
 
 def _known_scales(scales: Mapping[str, Any]) -> str:
@@ -256,23 +61,20 @@ def _merged(content: Any, changes: Any) -> Any:
     return content | {key: _merged(content.get(key), value) for key, value in changes.items()}
 
 
-def _check_base(content: dict[str, Any], source: str, scale: str | None) -> None:
-    """Ask for a model to start from where the recipe leaves it to its user."""
-    model = content.get("model")
-    if isinstance(model, dict) and _kind(model) == "stable-diffusion" and "base" in model and model["base"] is None:
-        what = f"{source} at scale {scale}" if scale else source
-        raise UsageError(f"{what} names no Stable Diffusion to start from: give a pipeline's folder as --base")
-
-
 def _described(problem: Any) -> str:
     """One of pydantic's errors: the field, what is wrong with it, and what it says."""
     if problem["type"] == "value_error":  # one of ours, above
         return str(problem["ctx"]["error"])
-    place = [part for part in problem["loc"] if part not in KINDS]  # pydantic names the kind of model as well
+    place = problem["loc"]
     field = ".".join(map(str, place)) or "the recipe"
-    says = "" if problem["type"] == "missing" else f" (it says {reprlib.repr(problem['input'])})"
+    is_clear = problem["type"] == "missing" or not place
+    says = "" if is_clear else f" (it says {told(problem['input'])})"
     return f"{field}: {problem['msg']}{says}"
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The YAML of a recipe, with all that it leaves to defaults."""
+    content = recipe.model_dump(mode="json")
+    for name in NOT_IN_FILES:
+        del content["attribution"][name]
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,91 @@
+"""What is wrong with a recipe, anywhere in it, found before any of its steps takes its time.
+
+`dtrak run`, `dtrak train` and `dtrak run --dry-run` call the same checks. They write nothing.
+"""
+
+import torch
+
+from dtrak.attribution.preparing import check_objective
+from dtrak.features.encoders import load_encoder
+from dtrak.errors import UsageError
+from dtrak.evaluation.retraining import RetrainingSettings
+from dtrak.features.featurizing import check_copies
+from dtrak.features.settings import DEFAULT_ENCODER
+from dtrak.models.memory import total_memory
+from dtrak.inputs.embeddings import Embeddings
+from dtrak.methods import EVERY_METHOD, Method, chosen_methods, split_methods
+from dtrak.models.diffusion import chosen_parameters
+from dtrak.models.layout import Layout
+from dtrak.runs.recipes import Evaluation
+from dtrak.runs.run import Run
+from dtrak.images.sources import find_source
+from dtrak.gradients.timesteps import select_timesteps
+
+
+def check_run(run: Run, device: str) -> None:
+    """Refuse a run whose recipe has a mistake, or whose model does not fit into the device's memory."""
+    recipe, images = run.recipe, run.train_images
+    data = recipe.data
+    if data.validation is not None and not data.validation.startswith("hf:"):
+        find_source(data.validation, data.select_validation)
+    layout = recipe.family.lay_out(recipe.model, images.shape, recipe.name)
+    check_settings(run, len(images), images.shape, layout)
+    check_memory(layout, recipe.name, torch.device(device))
+    if asks_encoder(run):
+        load_encoder(DEFAULT_ENCODER)
+
+
+def check_settings(run: Run, train: int, shape: tuple[int, int, int], layout: Layout) -> None:
+    """Refuse what a recipe says about its steps after training, for so many images of `shape` (C, H, W)."""
+    recipe = run.recipe
+    settings = recipe.attribution
+    chosen = chosen_methods(split_methods(settings.method, settings.objective))
+    check_objective(chosen, settings.objective)
+    if settings.method != EVERY_METHOD:
+        _check_can_learn(run, chosen)
+    timesteps = select_timesteps(settings.timesteps, recipe.timesteps)
+    check_copies(len(timesteps), settings.draws, (layout.latents,) if layout.latents else shape, torch.device("cpu"))
+    chosen_parameters(layout.network, settings.parameters)
+    _check_evaluation(run, recipe.evaluation, train)
+
+
+def check_memory(layout: Layout, name: str, device: torch.device) -> None:
+    """Refuse a model that cannot be trained on a single image: weights, gradients, two moments, and one pass."""
+    needed = 4 * (layout.frozen + 4 * layout.trained) + layout.activations
+    memory = total_memory(device)
+    if needed > memory:
+        raise UsageError(
+            f"{name}: to train its model takes {needed / 1e9:,.1f} GB with one image at a time, but {device} has "
+            f"{memory / 1e9:,.1f} GB: make model.unet or data.size smaller"
+        )
+
+
+def asks_encoder(run: Run) -> bool:
+    """Whether a method that the recipe names looks at images through an encoder."""
+    settings = run.recipe.attribution
+    return settings.method not in (None, EVERY_METHOD) and any(
+        isinstance(one.source, Embeddings) for one in chosen_methods(split_methods(settings.method, settings.objective))
+    )
+
+
+def _check_can_learn(run: Run, methods: list[Method]) -> None:
+    """Refuse methods that learn from retrained models, if the run will have none."""
+    if (run.folder / "benchmark" / "masks.npy").exists():
+        return
+    for one in methods:
+        if one.source.uses_retrained:
+            raise UsageError(
+                f"{run.recipe.name}: attribution.method {one.name} learns from retrained models, which a run has only "
+                "after `dtrak evaluate lds RUN`: name another, and ask for this one then with --method"
+            )
+
+
+def _check_evaluation(run: Run, asked: Evaluation, train: int) -> None:
+    settings = RetrainingSettings.resumed(run.folder / "benchmark", asked, {})
+    if settings.timesteps is not None:
+        select_timesteps(settings.timesteps, run.recipe.timesteps)
+    if asked.fraction is not None and round(asked.fraction * train) in (0, train):
+        raise UsageError(
+            f"{run.recipe.name}: evaluation.fraction {asked.fraction}: subsets of {train} images must hold some of "
+            "them, and not all"
+        )
