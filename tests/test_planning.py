@@ -12,9 +12,9 @@ import pytest
 import torch
 import yaml
 from diffusers import UNet2DModel
+from dtrak.cli.pipeline import attribute_run
 
 from commands import dtrak
-from dtrak.cli.pipeline import attribute_run
 from dtrak.errors import UsageError
 from dtrak.evaluation.planning import Plan, Step, plan
 from dtrak.evaluation.retraining import RetrainingSettings

@@ -51,7 +51,7 @@ class DampedScores:
 
     @classmethod
     def of(cls, task: Task, method: Method, kernels: Sequence[TrainingKernel] = ()) -> "DampedScores":
-        """The scores of a task; `kernels` that are in memory already, fitted on the same features, are not made again."""
+        """The scores of a task; `kernels` that were fitted on the same features before are not made again."""
         inputs: list[Vectors] = list(method.source.inputs(task))
         fitted = kernels or [one.training for one in inputs]
         pairs = zip(inputs, fitted, strict=True)

@@ -85,7 +85,7 @@ def train(
     loaded = load_recipe(recipe)
     wanted = Run(out, loaded if subset is None else loaded.with_subset(subset))
     if not wanted.is_trained:
-        from dtrak.checking import check_run
+        from dtrak.evaluation.checking import check_run
 
         check_run(wanted, options.chosen_device(device))
     started = Run.create(out, loaded, subset)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from dtrak.errors import UsageError
 from dtrak.cli.options import DIGITS, some_path, whole_number
+from dtrak.errors import UsageError
 from dtrak.limits import MOST, told
 
 RunToRetrain = Annotated[

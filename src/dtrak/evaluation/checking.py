@@ -6,20 +6,20 @@
 import torch
 
 from dtrak.attribution.preparing import check_objective
-from dtrak.features.encoders import load_encoder
 from dtrak.errors import UsageError
 from dtrak.evaluation.retraining import RetrainingSettings
+from dtrak.features.encoders import load_encoder
 from dtrak.features.featurizing import check_copies
 from dtrak.features.settings import DEFAULT_ENCODER
-from dtrak.models.memory import total_memory
+from dtrak.gradients.timesteps import select_timesteps
+from dtrak.images.sources import find_source
 from dtrak.inputs.embeddings import Embeddings
 from dtrak.methods import EVERY_METHOD, Method, chosen_methods, split_methods
 from dtrak.models.diffusion import chosen_parameters
 from dtrak.models.layout import Layout
+from dtrak.models.memory import total_memory
 from dtrak.runs.recipes import Evaluation
 from dtrak.runs.run import Run
-from dtrak.images.sources import find_source
-from dtrak.gradients.timesteps import select_timesteps
 
 
 def check_run(run: Run, device: str) -> None:

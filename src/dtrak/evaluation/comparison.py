@@ -114,7 +114,7 @@ def compare(
     benchmark: Benchmark,
     methods: Sequence[str],
     cache: Path,
-    settings: Settings = Settings(),
+    settings: Settings,
     *,
     model: Path | None = None,
     queries: str = "validation",

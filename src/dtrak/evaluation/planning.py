@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from dtrak.evaluation.checking import asks_encoder, check_settings
-from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.errors import UsageError
+from dtrak.evaluation.checking import asks_encoder, check_settings
 from dtrak.evaluation.outputs import images_in_a_pass
 from dtrak.evaluation.redrawing import COUNT, usual_share
 from dtrak.evaluation.retraining import RetrainingSettings
+from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import load_images, read_ids
@@ -115,7 +115,9 @@ class Plan:
         what = f"{self.train:,} images{mirrored}, by the autoencoder; {self.prompts:,} prompts at most"
         queries = self.generated * 2 * FLOAT * self.layout.latents
         memory = self.weights + min(self.train, pictures_in_a_pass(*self.shape[1:])) * self.layout.encoding
-        return PlannedStep("latents", what, 0, 0, memory, self.latents + queries + self.prompts * FLOAT * self.layout.prompt)
+        return PlannedStep(
+            "latents", what, 0, 0, memory, self.latents + queries + self.prompts * FLOAT * self.layout.prompt
+        )
 
     @property
     def prompts(self) -> int:

@@ -35,8 +35,9 @@ from dtrak.inputs.benchmark import QUERIES, losses_file
 from dtrak.limits import check_number, told
 from dtrak.models import save_model
 from dtrak.models.prompts import PROMPT
-from dtrak.runs.recipes import Evaluation, Recipe, first_difference
+from dtrak.runs.recipes import Evaluation, Recipe
 from dtrak.runs.run import Run, versions
+from dtrak.sections import first_difference
 
 GROWING = ("subsets", "seeds")  # there can be more of them later
 AS_FOUND = ("threads", "versions")  # of who began

@@ -1,7 +1,6 @@
 """From images to features on disk: what to compute, what it will cost, and the loop that does it."""
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +25,8 @@ from dtrak.gradients.projections import Projection, make_projection
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
-from dtrak.models.memory import total_memory
 from dtrak.models.diffusion import ALL, LORA
+from dtrak.models.memory import total_memory
 from dtrak.progress import progress_bar, say
 
 COPY_BYTES = 200  # of a noised copy, beside its noise
@@ -44,8 +43,8 @@ def featurize(
 ) -> dict[str, FeatureStore]:
     """Fill one store for each objective, `folder/name-objective`; what is there already is not computed again.
 
-    Objectives that are asked for together share their forward passes. Trajectories have timesteps of their own. The work is
-    done here, or by the workers of an engine.
+    Objectives that are asked for together share their forward passes. Trajectories have timesteps of their own. The
+    work is done here, or by the workers of an engine.
     """
     for objective in objectives:
         get_objective(objective)

@@ -21,7 +21,16 @@ SCALES = ("small",)
 MOST_TOLD = 10  # problems of a recipe in one message
 NOT_IN_FILES = ("projection_seed", "subsets", "output", "ddim_steps", "guidance", "latents")  # which a run decides
 
-__all__ = ["Attribution", "Evaluation", "Recipe", "Training", "dump_recipe", "load_recipe", "recipe_names", "recipe_text"]
+__all__ = [
+    "Attribution",
+    "Evaluation",
+    "Recipe",
+    "Training",
+    "dump_recipe",
+    "load_recipe",
+    "recipe_names",
+    "recipe_text",
+]
 
 
 def load_recipe(source: str, scale: str | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
