@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,15 +174,17 @@ def _sets(run: Run, attributed: str | None) -> dict[str, Catalog]:
 
 def _last_attribution(run: Run) -> dict[str, Any]:
     """How the run's images were scored last, if they were, and the queries then."""
-    kept = run.last_attribution() or {}
-    known = {one.name: kind for kind in (FeatureSettings, Resources) for one in fields(kind)}
-    found = {name: kept[name] for name in (known.keys() | {"objective", "damping", "queries"}) & kept.keys()}
-    try:
-        for name in {"checkpoints", "retrained", "latents"} & found.keys():
-            found[name] = Path(run.located(found[name]))
-        for kind in (FeatureSettings, Resources):
-            own = {name: value for name, value in found.items() if known.get(name) is kind}
-            TypeAdapter(kind).validate_python(own, strict=True)
-    except (TypeError, ValueError, UsageError):
+    kept = run.last_attribution()
+    if kept is None:
         return {}
-    return found | ({"method": ",".join(kept["method"])} if kept else {})
+    found = {name: kept[name] for name in {"objective", "damping", "queries"} & kept.keys()}
+    try:
+        for name in {"checkpoints", "retrained", "latents"} & kept.keys():
+            kept[name] = run.located(kept[name])
+        for kind in (FeatureSettings, Resources):
+            own = {one.name: kept[one.name] for one in fields(kind) if one.name in kept}
+            valid = TypeAdapter(kind).validate_python(own)
+            found |= {name: getattr(valid, name) for name in own}
+    except (TypeError, ValueError, UsageError):  # a field of another type
+        return {}
+    return found | {"method": ",".join(kept["method"])}
