@@ -79,19 +79,24 @@ def _read(path: Path) -> Measured:
         content = json.loads(path.read_text())
         methods = {
             name: LDSOf(
-                lds=found["lds"],
-                std=found["bootstrap_std"],
-                low=found["interval"][0],
-                high=found["interval"][1],
-                damping=found["damping"],
-                curve=[(damping, lds) for damping, lds in found.get("curve", [])],
+                lds=float(found["lds"]),
+                std=float(found["bootstrap_std"]),
+                low=float(found["interval"][0]),
+                high=float(found["interval"][1]),
+                damping=_number(found["damping"]),
+                curve=[(float(damping), float(lds)) for damping, lds in found.get("curve", [])],
             )
             for name, found in content["methods"].items()
         }
-        counts = content["queries"], content["subsets"]
-        return Measured(methods, content["ceiling"], *counts, content["note"], content.get("settings", {}))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        counts = int(content["queries"]), int(content["subsets"])
+        settings = dict(content.get("settings", {}))
+        return Measured(methods, _number(content["ceiling"]), *counts, str(content["note"]), settings)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DtrakError(f"{path} is not what `dtrak evaluate lds` writes: {error!r}") from error
+
+
+def _number(found: Any) -> float | None:
+    return None if found is None else float(found)
 
 
 def _name(setting: str) -> str:

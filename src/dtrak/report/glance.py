@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +74,9 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
     passes = _passes(settings, timesteps, scores)
     if passes:
         found["Cost"] = passes
-    versions = run.folder / "run.json"
-    if versions.exists():
-        found["Versions"] = ", ".join(f"{name} {version}" for name, version in json.loads(versions.read_text()).items())
+    with suppress(OSError, ValueError, AttributeError):  # the page does without
+        versions = json.loads((run.folder / "run.json").read_text())
+        found["Versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
     return found
 
 
