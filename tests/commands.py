@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["dtrak.cli", "dtrak.cli.pipeline", "sklearn.datasets"])
+processes.set_forkserver_preload(["dtrak.cli", "dtrak.cli.whole_run", "sklearn.datasets"])
 
 LONGEST = 900  # seconds
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import dtrak
 from commands import dtrak as command
 from commands import dtrak_started
 from conftest import tiny_recipe
-from dtrak.cli.pipeline import counterfactual_run
 from dtrak.engines.this_process import ThisProcess
 from dtrak.errors import UsageError
 from dtrak.evaluation.counterfactual import (
@@ -30,10 +30,12 @@ from dtrak.evaluation.counterfactual import (
     unique_sets,
 )
 from dtrak.evaluation.jobs import Job
-from dtrak.evaluation.redrawing import Question, ask
+from dtrak.evaluation.of_runs import counterfactual_run
+from dtrak.evaluation.redrawing import RedrawnPictures, choose_pictures
 from dtrak.features.encoders import load_encoder
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.noise import stream
+from dtrak.runs.attributing import settings_of
 from dtrak.runs.drawing import generate
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
@@ -84,7 +86,7 @@ class Thumbnail:
 
 
 def evaluate(
-    question: Question, scores: dict[int | None, dict[str, np.ndarray]]
+    question: RedrawnPictures, scores: dict[int | None, dict[str, np.ndarray]]
 ) -> tuple[list[Counterfactual], list[Job]]:
     engine = Counting()
     return evaluate_counterfactual(question, scores, Thumbnail(), engine, {}), engine.jobs
@@ -196,8 +198,8 @@ def test_the_command_finds_what_retraining_by_hand_finds(run: Run) -> None:
 
 def test_at_a_step_estimates_are_compared_and_journey_trak_has_its_own_scores(run: Run) -> None:
     methods, steps = ["random", "journey-trak"], [600, 200]
-    question, engine = ask(run, "cpu", 2, REMOVE, steps), Counting()
-    results = counterfactual_run(question, {"method": ",".join(methods), "encoder": LITE, "damping": "auto"}, engine)
+    question, engine = choose_pictures(run, "cpu", 2, REMOVE, steps), Counting()
+    results = counterfactual_run(question, methods, replace(settings_of(run), encoder=LITE, damping="auto"), engine)
     assert [result.step for result in results] == steps
     model, seeds = question.model, question.seeds
     values: dict[str, list[np.ndarray]] = {
@@ -234,7 +236,9 @@ def test_at_a_step_estimates_are_compared_and_journey_trak_has_its_own_scores(ru
         assert kept["step"] == step
         assert kept["methods"]["random"]["l2"]["per_query"] == pytest.approx(result.effects[0].l2.tolist())
     # The finished pictures of what the steps have in common were drawn along with them.
-    counterfactual_run(ask(run, "cpu", 2, REMOVE), {"method": "random", "encoder": LITE}, more := Counting())
+    counterfactual_run(
+        choose_pictures(run, "cpu", 2, REMOVE), ["random"], replace(settings_of(run), encoder=LITE), more := Counting()
+    )
     assert not more.jobs
 
 
@@ -242,7 +246,7 @@ def test_at_a_step_estimates_are_compared_and_journey_trak_has_its_own_scores(ru
 
 
 def test_the_same_removed_set_is_trained_once_for_queries_methods_and_steps(run: Run) -> None:
-    question = ask(run, "cpu", 3, 2, [400, 200])
+    question = choose_pictures(run, "cpu", 3, 2, [400, 200])
     shared = {"a": with_top([0, 1], [1, 0], [2, 3]), "b": with_top([2, 3], [0, 1], [2, 3])}
     results, jobs = evaluate(question, {400: shared, 200: shared})
     # {0, 1} for all three queries but the last; {2, 3} for the first and the last
@@ -256,7 +260,7 @@ def test_the_same_removed_set_is_trained_once_for_queries_methods_and_steps(run:
 
 
 def test_another_method_reuses_what_is_trained(run: Run) -> None:
-    question = ask(run, "cpu", 2, 2)
+    question = choose_pictures(run, "cpu", 2, 2)
     one = {"a": with_top([0, 1], [2, 3])}
     (first,), jobs = evaluate(question, {None: one})
     assert len(jobs) == 2
@@ -268,9 +272,9 @@ def test_another_method_reuses_what_is_trained(run: Run) -> None:
 
 def test_another_model_is_trained_anew(run: Run) -> None:
     scores: dict[int | None, dict[str, np.ndarray]] = {None: {"a": with_top([0, 1])}}
-    evaluate(ask(run, "cpu", 1, 2), scores)
+    evaluate(choose_pictures(run, "cpu", 1, 2), scores)
     recipe = run.recipe.model_copy(update={"training": run.recipe.training.model_copy(update={"seed": 1})})
-    _, jobs = evaluate(ask(Run(run.folder, recipe), "cpu", 1, 2), scores)
+    _, jobs = evaluate(choose_pictures(Run(run.folder, recipe), "cpu", 1, 2), scores)
     assert len(jobs) == 1
 
 
@@ -297,7 +301,7 @@ def test_a_killed_command_goes_on_with_what_is_unfinished(run: Run) -> None:
 
 
 def test_a_damaged_job_is_done_again(run: Run) -> None:
-    question = ask(run, "cpu", 2, 2)
+    question = choose_pictures(run, "cpu", 2, 2)
     scores: dict[int | None, dict[str, np.ndarray]] = {None: {"a": with_top([0, 1], [2, 3])}}
     (first,), _ = evaluate(question, scores)
     path = next((run.folder / "counterfactual" / "jobs").iterdir())
@@ -337,9 +341,9 @@ def test_a_wrong_question_is_refused_before_any_work(small_run: Path, typed: str
 def test_removing_nothing_and_removing_all_is_refused(small_run: Path) -> None:
     for remove in (0, -1, IMAGES, IMAGES + 1):
         with pytest.raises(UsageError, match=f"remove {remove}: at least one of the 60 images"):
-            ask(Run.open(small_run), "cpu", remove=remove)
-    assert ask(Run.open(small_run), "cpu", remove=IMAGES - 1).remove == IMAGES - 1
-    assert ask(Run.open(small_run), "cpu").remove == IMAGES // 5
+            choose_pictures(Run.open(small_run), "cpu", remove=remove)
+    assert choose_pictures(Run.open(small_run), "cpu", remove=IMAGES - 1).remove == IMAGES - 1
+    assert choose_pictures(Run.open(small_run), "cpu").remove == IMAGES // 5
 
 
 def test_pictures_are_missing_or_without_seeds_or_not_the_models(run: Run) -> None:
@@ -347,11 +351,11 @@ def test_pictures_are_missing_or_without_seeds_or_not_the_models(run: Run) -> No
     scores: dict[int | None, dict[str, np.ndarray]] = {None: {"a": with_top([0, 1], [2, 3])}}
     Image.new("L", (8, 8), 200).save(generated / "seed-00004.png")
     with pytest.raises(UsageError, match=r"seed-00004.* is not what .*model draws from seed 4: `dtrak generate .*run`"):
-        evaluate(ask(run, "cpu", 2, 2), scores)
+        evaluate(choose_pictures(run, "cpu", 2, 2), scores)
     assert not (run.folder / "counterfactual").exists()
     (generated / "metadata.jsonl").unlink()
     with pytest.raises(UsageError, match="does not say from which seeds it was drawn"):
-        ask(run, "cpu")
+        choose_pictures(run, "cpu")
     shutil.rmtree(generated)
     with pytest.raises(UsageError, match="has no generated pictures yet"):
-        ask(run, "cpu")
+        choose_pictures(run, "cpu")

@@ -19,10 +19,12 @@ from PIL import Image
 import dtrak
 import tiny
 from commands import dtrak as command
-from dtrak.attribution.attributing import gather
+from dtrak.attribution.preparing import prepare
+from dtrak.attribution.scoring import DampedScores, scores_for
 from dtrak.explorer.address import is_loopback, listen
-from dtrak.explorer.scoring import Live, Member
 from dtrak.explorer.uploads import FORMATS
+from dtrak.inputs.arrays import KernelPart, TrainingKernel
+from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.preconditioner import ArrayRows, mean_eigenvalue
 from dtrak.kernels.ridge import RidgeKernel, decompose
@@ -230,12 +232,12 @@ def test_other_queries_cost_no_more_than_themselves(tmp_path: Path) -> None:
     model, passes = tiny.unet(), Counter[int]()
     train, queries = dtrak.load_images("digits:train").select(range(40)), dtrak.load_images("digits:validation")
     settings: dict[str, Any] = {"timesteps": 3, "projection_dim": 64, "batch_size": 1}
-    evidence = gather(model, train, queries.select([0]), ["trak"], tmp_path, **settings)
-    method, damping = METHODS["trak"], Damping.parse("0.1")
-    evidence.scores(method, damping)
+    task, (method,) = prepare(model, train, queries.select([0]), ["trak"], Settings(damping=0.1, **settings), tmp_path)
+    damping = Damping.parse("0.1")
+    scores_for(task, method, [damping])
     model.network.register_forward_hook(lambda module, inputs, output: passes.update([len(inputs[0])]))
     others = queries.select([5, 3])
-    found = evidence.asking(others).scores(method, damping)
+    (found,) = scores_for(task.with_queries(others), method, [damping])
     assert passes[3] == 2  # three copies of each
     expected = dtrak.attribute(model, train, others, "trak", damping=0.1, **settings)
     np.testing.assert_allclose(found, expected.values, rtol=1e-5, atol=1e-7)
@@ -293,8 +295,7 @@ def test_one_damping_of_five_thousand_images_takes_no_solve() -> None:
     kernel = RidgeKernel(
         np.sort(random.random(count)), random.random((count, count)), None, ArrayRows(np.empty((0, 0)))
     )
-    member = Member(kernel, {})
-    live = Live(METHODS["d-trak"], [member], [random.random((3, count))])
+    live = DampedScores(METHODS["d-trak"], [KernelPart(TrainingKernel(lambda: kernel), random.random((3, count)))])
     live.scores(Damping.parse("0.1"), slice(0, 1))  # finds the mean eigenvalue, once
     taken = []
     for damping in ("0.01", "0.2", "3", "1", "0.5"):
@@ -303,7 +304,7 @@ def test_one_damping_of_five_thousand_images_takes_no_solve() -> None:
         taken.append(time.process_time() - started)
     assert min(taken) < 0.1
     weights = 1 / (kernel.eigenvalues + 0.5 * mean_eigenvalue(kernel))
-    np.testing.assert_allclose(scores[0], kernel.train @ (weights * live.coordinates[0][1]), rtol=1e-5)
+    np.testing.assert_allclose(scores[0], kernel.train @ (weights * live.parts[0].coordinates[1]), rtol=1e-5)
 
 
 # the command

@@ -1,14 +1,17 @@
 """What the explorer keeps in memory gives the scores of `attribute`, for any λ, any slice and the sum over queries."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import dtrak
 import tiny
-from dtrak.attribution.attributing import gather
-from dtrak.explorer.scoring import Live, Scorer
+from dtrak.attribution.preparing import prepare
+from dtrak.attribution.scoring import DampedScores
+from dtrak.explorer.scoring import Scorer
+from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS
 from test_benchmark import TRAIN, VALIDATION
@@ -18,11 +21,12 @@ QUERIES = VALIDATION.select([3, 0, 2])
 
 @pytest.mark.parametrize("method", ["d-trak", "mixed-trak"])
 def test_live_scores_are_those_of_attribute(method: str, tmp_path: Path) -> None:
-    settings = {"timesteps": 2, "projection_dim": 64}
-    scorer = Scorer(gather(tiny.unet(), TRAIN, QUERIES, [method], tmp_path, with_partners=True, **settings))
+    settings: dict[str, Any] = {"timesteps": 2, "projection_dim": 64}
+    task, _ = prepare(tiny.unet(), TRAIN, QUERIES, [method], Settings(**settings), tmp_path)
+    scorer = Scorer(task)
     scorer.prepare(QUERIES, METHODS[method])
     live = scorer.scored(QUERIES, METHODS[method])
-    assert isinstance(live, Live)
+    assert isinstance(live, DampedScores)
     for damping in ("auto", "spectrum", "0.3", "absolute:0.02"):
         expected = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method, damping=damping, cache=tmp_path, **settings)
         parsed = Damping.parse(damping)

@@ -12,17 +12,17 @@ import pytest
 import torch
 import yaml
 from diffusers import UNet2DModel
-from dtrak.cli.pipeline import attribute_run
 
 from commands import dtrak
 from dtrak.errors import UsageError
-from dtrak.evaluation.planning import Plan, Step, plan
+from dtrak.evaluation.planning import Plan, PlannedStep, plan
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.images.images import load_images
+from dtrak.methods import split_methods
 from dtrak.models import new_model
-from dtrak.models.layout import lay_out
 from dtrak.models.memory import MEMORY_SHARE, Peak, kept_bytes
 from dtrak.models.sampling import sample
+from dtrak.runs.attributing import attribute_run, settings_of
 from dtrak.runs.drawing import generate
 from dtrak.runs.recipes import Recipe, load_recipe
 from dtrak.runs.run import Run
@@ -34,9 +34,9 @@ from tiny_stable_diffusion import SIDE, save_paintings, save_pipeline
 MakeRecipe = Callable[..., Path]
 
 
-def steps_of(recipe: Recipe, train_images: int, validation: int, shape: tuple[int, int, int]) -> dict[str, Step]:
+def steps_of(recipe: Recipe, train_images: int, validation: int, shape: tuple[int, int, int]) -> dict[str, PlannedStep]:
     settings = RetrainingSettings.going_on(Path("nowhere"), recipe.evaluation, {})
-    layout = lay_out(recipe.model, shape, recipe.name)
+    layout = recipe.family.lay_out(recipe.model, shape, recipe.name)
     made = Plan(recipe, train_images, validation, shape, layout, torch.device("cpu"), 8 << 30, settings)
     return {one.name: one for one in made.steps()}
 
@@ -79,7 +79,8 @@ def test_passes_are_as_many_as_a_run_makes(recipe: MakeRecipe, tmp_path: Path) -
         generate(run, model, loaded.generation.count, loaded.generation.seed, loaded.generation.steps)
     assert counts["forward"] == steps["generate"].forward == 4 * 5
     with counting() as counts:
-        attribute_run(run, model, str(run.folder / "generated"), {}, "cpu")
+        settings, methods = settings_of(run), split_methods(run.recipe.attribution.method)
+        attribute_run(run, model, str(run.folder / "generated"), methods, settings, device="cpu")
     probing = 2 * (1 + 4 + 4)  # for training images and for queries: a copy, and whether images can share a pass
     assert 0 <= counts["forward"] - steps["features"].forward <= probing
     assert 0 <= counts["backward"] - steps["features"].backward <= probing
@@ -120,7 +121,7 @@ def test_memory_is_as_much_as_the_steps_take(name: str) -> None:
     loaded = load_recipe(name, changes={"data": {"train": "digits:train"}, "training": {"batch_size": 32}})
     shape = (1, 8, 8) if name == "digits" else (1, 16, 16)
     images = load_images("digits:train", size=shape[1])
-    steps, layout = steps_of(loaded, 1000, 797, shape), lay_out(loaded.model, shape, name)
+    steps, layout = steps_of(loaded, 1000, 797, shape), loaded.family.lay_out(loaded.model, shape, name)
     model = new_model(loaded.model, shape, name)
     weights = sum(value.nbytes for value in model.network.parameters())
     assert weights == 4 * layout.trained
@@ -142,7 +143,7 @@ def test_memory_is_as_much_as_the_steps_take(name: str) -> None:
 def test_the_sizes_of_a_stable_diffusion_come_from_its_folder(tmp_path: Path) -> None:
     base, shape = save_pipeline(tmp_path / "pipeline"), (3, 2 * SIDE, 2 * SIDE)
     recipe = load_recipe("artbench2", "small", {"model": {"base": str(base), "lora": {"rank": 2}}})
-    layout = lay_out(recipe.model, shape, "tiny")
+    layout = recipe.family.lay_out(recipe.model, shape, "tiny")
     model = new_model(recipe.model, shape, "tiny")
     assert model.autoencoder is not None
     assert model.prompts is not None
@@ -166,7 +167,7 @@ def test_the_sizes_of_a_stable_diffusion_come_from_its_folder(tmp_path: Path) ->
 
     wrong = load_recipe("artbench2", "small", {"model": {"base": str(base), "lora": {"targets": ["to_w"]}}})
     with pytest.raises(UsageError, match=r"tiny: model\.lora\.targets: the U-Net has no layers called to_w"):
-        lay_out(wrong.model, shape, "tiny")
+        wrong.family.lay_out(wrong.model, shape, "tiny")
 
 
 @pytest.mark.parametrize("images", [1, 3, 7])
@@ -177,7 +178,7 @@ def test_as_many_images_share_a_pass_as_was_foretold(
     base, shape = save_pipeline(tmp_path / "pipeline"), (3, SIDE, SIDE)
     changes = {"model": {"base": str(base), "lora": {"rank": 2, "dropout": 0.5}}, "training": {"batch_size": 7}}
     recipe = load_recipe("artbench2", "small", changes)
-    layout = lay_out(recipe.model, shape, "tiny")
+    layout = recipe.family.lay_out(recipe.model, shape, "tiny")
     memory = int((images + 0.5) * layout.activations / MEMORY_SHARE)
     monkeypatch.setattr("dtrak.runs.run.run.run.run.run.run.run.run.training.total_memory", lambda device: memory)
     settings = RetrainingSettings.going_on(tmp_path, recipe.evaluation, {})
@@ -200,7 +201,7 @@ def test_a_pipeline_of_the_hub_is_looked_up_without_its_weights(
     assert {Path(file).name for file in files} == {"model_index.json", "config.json", "scheduler_config.json"}
     assert "someone/tiny will be downloaded, unless it was before" in table.notes
     own = load_recipe("artbench2", "small", {"model": {"base": str(base)}})
-    layout = lay_out(own.model, (3, 64, 64), "tiny")
+    layout = own.family.lay_out(own.model, (3, 64, 64), "tiny")
     assert table.notes[0].startswith(f"{layout.trained:,} parameters")
 
 
@@ -215,7 +216,8 @@ def test_a_dry_run_says_what_is_wrong_with_a_base(change: Callable[[Path], None]
     base = save_pipeline(tmp_path / "pipeline")
     change(base)
     with pytest.raises(UsageError, match=says):
-        lay_out(load_recipe("artbench2", "small", {"model": {"base": str(base)}}).model, (3, 64, 64), "tiny")
+        small = load_recipe("artbench2", "small", {"model": {"base": str(base)}})
+        small.family.lay_out(small.model, (3, 64, 64), "tiny")
 
 
 def cell(table: Table, step: str, head: str) -> str:

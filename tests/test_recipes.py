@@ -13,8 +13,8 @@ from dtrak.errors import UsageError
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.selection import chosen_rows
-from dtrak.models.layout import lay_out
-from dtrak.runs.recipes import DDPMRecipe, StableDiffusionRecipe, dump_recipe, load_recipe, recipe_names, recipe_text
+from dtrak.models.settings import DDPMSettings, StableDiffusionSettings
+from dtrak.runs.recipes import dump_recipe, load_recipe, recipe_names, recipe_text
 from dtrak.runs.run import Run
 
 MakeRecipe = Callable[..., Path]
@@ -43,7 +43,7 @@ def test_models_have_as_many_parameters_as_the_papers(name: str, millions: float
     recipe = load_recipe(name)
     size = recipe.data.size
     assert size is not None
-    layout = lay_out(recipe.model, (3, size, size), name)
+    layout = recipe.family.lay_out(recipe.model, (3, size, size), name)
     assert round(layout.trained / 1e6, 1) == millions
     unet_vae_and_text_encoder = 859_520_964 + 83_653_863 + 123_060_480  # of Stable Diffusion 1
     assert layout.frozen == (0 if name in DDPMS else unet_vae_and_text_encoder)
@@ -111,13 +111,13 @@ def test_everything_else_is_as_in_the_paper(name: str) -> None:
     sizes = {"celeba": (140, 64), "cifar2": (None, 32), "cifar10": (None, 32)}
     assert (recipe.data.crop, recipe.data.size) == sizes.get(name, (None, 256))
     if is_ddpm:
-        assert isinstance(recipe.model, DDPMRecipe)
+        assert isinstance(recipe.model, DDPMSettings)
         schedule = recipe.model.schedule
         assert (schedule.num_train_timesteps, schedule.beta_schedule) == (1000, "linear")
         assert (schedule.beta_start, schedule.beta_end) == (1e-4, 0.02)
         assert recipe.model.unet["dropout"] == 0.1
     else:
-        assert isinstance(recipe.model, StableDiffusionRecipe)
+        assert isinstance(recipe.model, StableDiffusionSettings)
         assert recipe.model.base == "lambdalabs/miniSD-diffusers"
         assert (recipe.model.lora.rank, recipe.model.lora.alpha, recipe.model.lora.dropout) == (128, 128, 0.1)
         assert recipe.model.prompt.format(label="romanticism") == "a romanticism painting"
@@ -140,7 +140,7 @@ def test_the_defaults_of_training_are_the_papers(recipe: MakeRecipe) -> None:
     assert (training.batch_size, training.flip, training.checkpoints) == (128, True, 4)
     for name in ("cifar2-small", "digits"):
         model = load_recipe(name).model
-        assert isinstance(model, DDPMRecipe)
+        assert isinstance(model, DDPMSettings)
         assert model.unet["dropout"] == 0.1
     assert load_recipe(str(recipe(training={"learning_rate": 1e-4}))).training.flip is False
 
@@ -169,7 +169,7 @@ def test_the_small_scale_is_the_same_pipeline_with_less_of_everything(name: str)
         assert (less.stated or 0) < (more.stated or 0)
     shape = (3, small.data.size or 0, small.data.size or 0)
     if name in DDPMS:
-        layout = lay_out(small.model, shape, name)
+        layout = small.family.lay_out(small.model, shape, name)
         assert 2e5 < layout.trained < 4e5
         assert layout.activations * small.training.batch_size < 100e6
     assert small.training.betas == full.training.betas
@@ -185,7 +185,7 @@ def test_small_stable_diffusion_has_to_be_given() -> None:
     with pytest.raises(UsageError, match=r"artbench2 at scale small names no Stable Diffusion .* --base"):
         load_recipe("artbench2", "small")
     given = load_recipe("artbench2", "small", {"model": {"base": "folder"}}).model
-    assert isinstance(given, StableDiffusionRecipe)
+    assert isinstance(given, StableDiffusionSettings)
     assert (given.base, given.lora.rank, given.lora.targets[0]) == ("folder", 4, "to_q")
 
 
@@ -200,8 +200,8 @@ def test_changes_take_the_place_of_single_fields() -> None:
     changed = load_recipe("cifar2", changes={"data": {"train": "mine.npz"}, "model": {"unet": {"dropout": 0.5}}})
     plain = load_recipe("cifar2")
     assert changed.data == plain.data.model_copy(update={"train": "mine.npz"})
-    assert isinstance(changed.model, DDPMRecipe)
-    assert isinstance(plain.model, DDPMRecipe)
+    assert isinstance(changed.model, DDPMSettings)
+    assert isinstance(plain.model, DDPMSettings)
     assert changed.model.unet == plain.model.unet | {"dropout": 0.5}
     assert changed.training == plain.training
     with pytest.raises(UsageError, match=r"model\.base: Extra inputs are not permitted \(it says 'x'\)"):
@@ -292,7 +292,7 @@ def test_an_impossible_network_is_refused_before_anything_is_written(
     recipe: MakeRecipe, tmp_path: Path, unet: dict[str, Any], says: str
 ) -> None:
     loaded = load_recipe(str(recipe()))
-    assert isinstance(loaded.model, DDPMRecipe)
+    assert isinstance(loaded.model, DDPMSettings)
     changed = loaded.model_copy(update={"model": loaded.model.model_copy(update={"unet": loaded.model.unet | unet})})
     with pytest.raises(UsageError) as caught:
         Run.create(tmp_path / "run", changed)

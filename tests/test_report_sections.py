@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrak.attribution.scores import Scores, load_scores, save_scores
-from dtrak.cli.pipeline import keep_comparison
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.comparison import Comparison, Result
 from dtrak.evaluation.counterfactual import Counterfactual, Effect, keep
 from dtrak.evaluation.lds import LDS
+from dtrak.evaluation.of_runs import keep_comparison
 from dtrak.features.store import Cost
 from dtrak.files import write_text
 from dtrak.images.images import load_images
