@@ -41,7 +41,7 @@ MODULES = modules()
 
 
 def imports(module: str) -> Iterator[str]:
-    """The modules of the package that a module imports, at its top or inside of a function; types alone do not count."""
+    """The modules of the package that a module imports, anywhere in it; imports for types alone do not count."""
     tree = ast.parse(MODULES[module].read_text())
     for node in list(ast.walk(tree)):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":

@@ -63,7 +63,7 @@ def last_attribution(run: Run) -> LastAttribution | None:
         if isinstance(there.get(name), str):
             there[name] = Path(run.located(there[name]))
     try:
-        settings = TypeAdapter(Settings).validate_python(asdict(settings_of(run)) | there, strict=True)
+        settings = TypeAdapter(Settings).validate_python(asdict(settings_of(run)) | there)
     except (ValueError, UsageError):
         return None
     return LastAttribution(kept["queries"], kept["method"], settings)
