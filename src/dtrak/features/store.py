@@ -100,7 +100,7 @@ class FeatureStore:
     def open(cls, folder: Path) -> "FeatureStore":
         path = folder / "manifest.json"
         try:
-            manifest = TypeAdapter(Manifest).validate_python(json.loads(path.read_text(encoding="utf-8")), strict=True)
+            manifest = TypeAdapter(Manifest).validate_python(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise UsageError(f"no features at {folder}: it has no manifest.json") from None
         except ValidationError as error:
