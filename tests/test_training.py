@@ -83,7 +83,9 @@ def test_a_batch_that_does_not_fit_goes_through_in_parts(
     """The step is that of the whole batch."""
     whole = make_trainer(gradient_clip=1e9)
     memory = (fitting + 0.5) * whole.bytes_per_image / MEMORY_SHARE
-    monkeypatch.setattr("dtrak.runs.run.run.run.run.run.run.run.run.training.total_memory", lambda device: int(memory))
+    monkeypatch.setattr(
+        "dtrak.runs.run.run.run.run.run.run.run.run.run.training.total_memory", lambda device: int(memory)
+    )
     split = make_trainer(gradient_clip=1e9)
     gradients, sizes = [], []
     split.model.network.register_forward_hook(lambda module, inputs, output: sizes.append(len(inputs[0])))
