@@ -28,7 +28,7 @@ from rich.table import Table
 
 from dtrak.engines import cores
 from dtrak.features.inputs import ModelInputs
-from dtrak.gradients.featurizer import Copies, Features
+from dtrak.gradients.featurizer import Copies, Featurizer
 from dtrak.gradients.projections import make_projection
 from dtrak.images.images import load_images
 from dtrak.models import DiffusionModel
@@ -74,7 +74,7 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, float]:
         sizes = {name: value.numel() for name, value in parameters.items()}
         projection = make_projection("sketch", args.dim, sizes, 0)
         told = view.condition([0])
-        features = Features(model, ["square"], Copies(timesteps), projection, parameters, told=told, batch_size=1)
+        features = Featurizer(model, ["square"], Copies(timesteps), projection, parameters, told=told, batch_size=1)
         started = time.perf_counter()
         features(view.tensor([0]), [0], told)
         seconds = time.perf_counter() - started

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from dtrak.gradients.featurizer import Copies, Features
+from dtrak.gradients.featurizer import Copies, Featurizer
 from dtrak.gradients.projections import make_projection
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import load_images
@@ -213,7 +213,7 @@ def check(model: DiffusionModel, images: Path, count: int) -> bool:
     loaded, copies, parameters = load_images(str(images)), all_copies(model, count), model.parameters()
     clean = loaded.tensor(range(len(loaded)))
     identity = make_projection("identity", 0, {name: value.numel() for name, value in parameters.items()}, 0)
-    expected = Features(model, ["square"], copies, identity, parameters)(clean, loaded.ids.tolist())[0]
+    expected = Featurizer(model, ["square"], copies, identity, parameters)(clean, loaded.ids.tolist())[0]
 
     def from_traker() -> Tensor:
         from trak.projectors import NoOpProjector

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dtrak.engines import cores, make_engine
-from dtrak.evaluation.jobs import Job, Outputs, Retraining, retrain
+from dtrak.evaluation.jobs import Outputs, Retraining, TrainingJob, retrain
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.images.images import load_images
 from dtrak.runs.recipes import load_recipe
@@ -58,7 +58,7 @@ class Speed:
     start_up: float  # seconds
 
 
-def cpu_seconds(context: Retraining, job: Job) -> float:
+def cpu_seconds(context: Retraining, job: TrainingJob) -> float:
     """Of one job, in all threads of its process."""
     start = time.process_time()
     retrain(context, job)
@@ -69,7 +69,7 @@ def speed(row: Row, context: Retraining, jobs: int) -> Speed:
     from retraining import cpu_seconds  # under the name by which workers find it
 
     start, ends, costs = time.perf_counter(), [], []
-    todo = [Job(index) for index in range(jobs + row.workers)]
+    todo = [TrainingJob(index) for index in range(jobs + row.workers)]
     for _, cost in make_engine(row.engine, row.workers).run(cpu_seconds, context, todo, row.threads):
         ends.append(time.perf_counter() - start)
         costs.append(cost)

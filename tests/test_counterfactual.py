@@ -29,7 +29,7 @@ from dtrak.evaluation.counterfactual import (
     l2_distances,
     unique_sets,
 )
-from dtrak.evaluation.jobs import Job
+from dtrak.evaluation.jobs import TrainingJob
 from dtrak.evaluation.of_runs import counterfactual_run
 from dtrak.evaluation.redrawing import RedrawnPictures, choose_pictures
 from dtrak.features.encoders import load_encoder
@@ -69,7 +69,7 @@ class Counting(ThisProcess):
     """The engine of one process, which remembers its jobs."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[TrainingJob] = []
 
     def run(self, work: Any, context: Any, jobs: Any, threads: int = 1, *where: Any) -> Iterator[tuple[Any, Any]]:
         self.jobs += jobs
@@ -87,7 +87,7 @@ class Thumbnail:
 
 def evaluate(
     question: RedrawnPictures, scores: dict[int | None, dict[str, np.ndarray]]
-) -> tuple[list[Counterfactual], list[Job]]:
+) -> tuple[list[Counterfactual], list[TrainingJob]]:
     engine = Counting()
     return evaluate_counterfactual(question, scores, Thumbnail(), engine, {}), engine.jobs
 

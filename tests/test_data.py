@@ -177,6 +177,6 @@ def test_wrong_ids(tmp_path: Path) -> None:
 
 
 def test_importing_is_light() -> None:
-    heavy = "import sys, dtrak.data; print(sorted({'torch', 'datasets', 'sklearn'} & set(sys.modules)))"
+    heavy = "import sys, dtrak.images.images; print(sorted({'torch', 'datasets', 'sklearn'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"

@@ -16,7 +16,7 @@ from dtrak import DiffusionModel, engines, load_images
 from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.evaluation import jobs, redrawing
-from dtrak.evaluation.jobs import Job, Retraining, retrained
+from dtrak.evaluation.jobs import Retraining, TrainingJob, retrained
 from dtrak.features.featurizing import FeatureSettings, Work, _shards_by
 from dtrak.features.inputs import ModelInputs
 from dtrak.runs.recipes import load_recipe
@@ -35,7 +35,7 @@ def seen(context: float, job: int) -> tuple[int, str | None]:
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def device_and_card(context: Retraining, job: Job) -> dict[str, Any]:
+def device_and_card(context: Retraining, job: TrainingJob) -> dict[str, Any]:
     """In place of a training: what the job would have trained on."""
     time.sleep(0.3)
     return {"device": context.device, "card": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid()}
@@ -66,15 +66,15 @@ def test_retraining_has_its_cards_to_itself(device: str, cards: set[str], monkey
     monkeypatch.setattr(jobs, "retrain", device_and_card)
     images = ModelInputs(load_images("digits:train").select(range(2)).in_memory())
     context = Retraining(load_recipe("digits"), images, np.ones((4, 2), dtype=np.bool_), device=device)
-    found = [arrays for _, arrays in retrained(context, [Job(one) for one in range(4)], make_engine("pool"), 1)]
+    found = [arrays for _, arrays in retrained(context, [TrainingJob(one) for one in range(4)], make_engine("pool"), 1)]
     assert {one["card"] for one in found} == cards
     assert len({one["pid"] for one in found}) == len(cards), "one worker for each card"
     assert {one["device"] for one in found} == {"cuda"}, "a worker sees one card only"
-    (here,) = (arrays for _, arrays in retrained(context, [Job(0)], make_engine("process"), 1))
+    (here,) = (arrays for _, arrays in retrained(context, [TrainingJob(0)], make_engine("process"), 1))
     assert here["device"] == device
 
 
-def picture_of_card(context: Retraining, job: Job) -> dict[str, Any]:
+def picture_of_card(context: Retraining, job: TrainingJob) -> dict[str, Any]:
     """In place of a training and a drawing: a picture as bright as the number of the card."""
     card = int(os.environ["CUDA_VISIBLE_DEVICES"])
     picture = np.full((len(job.draw), 1, 8, 8), card, dtype=np.float32)

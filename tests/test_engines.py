@@ -204,7 +204,7 @@ def test_a_ray_cluster_of_its_own_stays_on_this_machine_and_ends(ray_nodes: Any)
 def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
     make: Callable[[str], Engine], finished_run: Path
 ) -> None:
-    from dtrak.evaluation.jobs import Job, Outputs, Retraining, retrain
+    from dtrak.evaluation.jobs import Outputs, Retraining, TrainingJob, retrain
     from dtrak.evaluation.subsets import random_subsets
     from dtrak.features.inputs import ModelInputs
     from dtrak.runs.run import Run
@@ -213,7 +213,7 @@ def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
     queries = {"validation": ModelInputs(run.query_images("digits:validation").select(range(3)).in_memory())}
     images, masks = ModelInputs(run.train_images.in_memory()), random_subsets(2, 1000)
     context = Retraining(run.recipe, images, masks, queries, Outputs((0, 500)), keep_weights=True)
-    job = Job(1, draw=(4,))
+    job = TrainingJob(1, draw=(4,))
     here, there = (dict(make(name).run(retrain, context, [job]))[job] for name in ("process", "ray"))
     assert here.keys() == there.keys()
     assert all(there[key].tobytes() == array.tobytes() for key, array in here.items() if key != "seconds")

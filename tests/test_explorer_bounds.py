@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import dtrak
-from dtrak.explorer.asked import MOST_BYTES, MOST_PICTURES, features_of, keep, kept, name_of, remove_oldest
 from dtrak.explorer.catalog import Catalog
+from dtrak.explorer.kept_pictures import MOST_BYTES, MOST_PICTURES, features_of, keep, kept, name_of, remove_oldest
 from dtrak.explorer.questions import Questions
 from dtrak.runs.run import Run
 from serving import Server, encoded, served

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dtrak import DiffusionModel, attribute
 from dtrak.features.featurizing import FeatureSettings, featurize
 from dtrak.images.images import load_images
-from dtrak.models.process import Flow
+from dtrak.models.noise_process import Flow
 from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
 from dtrak.runs.recipes import Training

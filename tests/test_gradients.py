@@ -12,7 +12,7 @@ import tiny
 from dtrak import DiffusionModel
 from dtrak.errors import DtrakError, UsageError
 from dtrak.gradients.backward import can_share_a_pass
-from dtrak.gradients.featurizer import Copies, Features
+from dtrak.gradients.featurizer import Copies, Featurizer
 from dtrak.gradients.objectives import OBJECTIVES, get_objective
 from dtrak.gradients.projections import make_projection
 from dtrak.noise import gaussian
@@ -30,11 +30,11 @@ MODELS: dict[str, Callable[[], DiffusionModel]] = {
 DEFEAT_HOOKS = ("hidden use of a weight", "a layer without a batch axis")
 
 
-def features(model: DiffusionModel, objectives: list[str], copies: Copies = COPIES, **settings: object) -> Features:
+def features(model: DiffusionModel, objectives: list[str], copies: Copies = COPIES, **settings: object) -> Featurizer:
     pattern = settings.pop("parameters", None)
     parameters = model.parameters(pattern)  # type: ignore[arg-type]
     projection = make_projection("identity", 0, {name: value.numel() for name, value in parameters.items()}, 0)
-    return Features(model, objectives, copies, projection, parameters, **settings)  # type: ignore[arg-type]
+    return Featurizer(model, objectives, copies, projection, parameters, **settings)  # type: ignore[arg-type]
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -215,8 +215,8 @@ def test_a_pipeline_of_the_hub_is_looked_up_without_its_weights(
 def test_a_dry_run_says_what_is_wrong_with_a_base(change: Callable[[Path], None], says: str, tmp_path: Path) -> None:
     base = save_pipeline(tmp_path / "pipeline")
     change(base)
+    small = load_recipe("artbench2", "small", {"model": {"base": str(base)}})
     with pytest.raises(UsageError, match=says):
-        small = load_recipe("artbench2", "small", {"model": {"base": str(base)}})
         small.family.lay_out(small.model, (3, 64, 64), "tiny")
 
 

@@ -25,7 +25,7 @@ from dtrak.report import write_report
 from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
-from dtrak.report.glance import trust
+from dtrak.report.overview import trust
 from dtrak.report.plots import nice_ticks, plain_value, plot, x_tick_values
 from dtrak.report.selfinfluence import self_influence_by_class
 from dtrak.report.thumbnails import Shown, embedded

@@ -19,7 +19,7 @@ from commands import processes
 from dtrak.engines import make_engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation import outputs as outputs_module
-from dtrak.evaluation.jobs import Job, Retraining, model_of, retrain, retrained, threads_per_job
+from dtrak.evaluation.jobs import Retraining, TrainingJob, model_of, retrain, retrained, threads_per_job
 from dtrak.evaluation.outputs import model_outputs
 from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
 from dtrak.evaluation.subsets import random_subsets
@@ -120,14 +120,14 @@ def context_of(run: Run, masks: Sequence[Sequence[bool]] | np.ndarray[Any, Any],
 def test_all_images_and_the_same_seed_give_the_runs_own_model(finished_run: Path) -> None:
     run = Run.open(finished_run)
     context = context_of(run, np.ones((1, 1000), bool))
-    (result,) = (arrays for _, arrays in retrained(context, [Job(0)], make_engine("process"), threads=1))
+    (result,) = (arrays for _, arrays in retrained(context, [TrainingJob(0)], make_engine("process"), threads=1))
     assert model_of(context, result).fingerprint == run.model().fingerprint
 
 
 def test_a_job_draws_from_its_own_seeds(finished_run: Path) -> None:
     run = Run.open(finished_run)
     context = context_of(run, random_subsets(2, 1000))
-    result = retrain(context, Job(1, seed=3, draw=(8, 2)))
+    result = retrain(context, TrainingJob(1, seed=3, draw=(8, 2)))
     steps = run.recipe.generation.steps
     drawn = sample(model_of(context, result), (8, 2), steps).pictures
     assert result["pictures"].tobytes() == drawn.numpy().tobytes()

@@ -18,7 +18,7 @@ from torch import Tensor
 from dtrak.errors import UsageError
 from dtrak.features.featurizing import FeatureSettings, featurize
 from dtrak.features.inputs import model_inputs
-from dtrak.gradients.featurizer import Copies, Features
+from dtrak.gradients.featurizer import Copies, Featurizer
 from dtrak.gradients.projections import make_projection
 from dtrak.images.images import Images, load_images
 from dtrak.models import DiffusionModel, load_model, save_model
@@ -289,7 +289,7 @@ def test_features_take_the_memory_of_a_training_step(painting_recipe: Path, pain
 
     def feature_peak(count: int) -> int:
         copies = Copies(tuple(range(0, 100 * count, 100)))
-        features = Features(trainer.model, ["square"], copies, projection, parameters, told=told, batch_size=1)
+        features = Featurizer(trainer.model, ["square"], copies, projection, parameters, told=told, batch_size=1)
         with Peak() as peak:
             features(trainer.view.tensor([0]), [0], told)
         return peak.bytes

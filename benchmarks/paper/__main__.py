@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import choices
 import findings
 import noise
-import own
 import page
 from drawings import Drawing
 from study import Study
@@ -41,12 +41,12 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "ablations": findings.ablations,
     "counterfactuals": findings.counterfactuals,
     "pictures": findings.pictures,
-    "recommended": own.recommended,
-    "mixtures": own.mixtures,
-    "projections": own.projections,
-    "parameters": own.parameters,
-    "dampings": own.dampings,
-    "costs": own.costs,
+    "recommended": choices.recommended,
+    "mixtures": choices.mixtures,
+    "projections": choices.projections,
+    "parameters": choices.parameters,
+    "dampings": choices.dampings,
+    "costs": choices.costs,
     "many-timesteps": findings.many_timesteps,
 }
 

@@ -11,7 +11,7 @@ from study import MISSING, Array, Measured, Study
 
 from dtrak.features.featurizing import FeatureSettings
 from dtrak.files import write_bytes
-from dtrak.gradients.featurizer import Copies, Features
+from dtrak.gradients.featurizer import Copies, Featurizer
 from dtrak.gradients.projections import make_projection
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
@@ -102,7 +102,7 @@ def _batches(study: Study, images: Images, timesteps: int) -> list[list[torch.Te
     sizes = {name: value.numel() for name, value in parameters.items()}
     projection = make_projection(defaults.projection, defaults.projection_dim, sizes, 0)
     copies = Copies(select_timesteps(timesteps, study.model.timesteps), noise="per-image")
-    features = Features(study.model, list(OBJECTIVES), copies, projection, parameters)
+    features = Featurizer(study.model, list(OBJECTIVES), copies, projection, parameters)
     batches = [range(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]
     return [features(images.tensor(batch), range(len(batch))) for batch in batches]
 

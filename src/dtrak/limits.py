@@ -43,7 +43,7 @@ MOST: Mapping[str, int] = {
 
 def check_number(name: str, value: object, least: int = 1) -> None:
     """Refuse what is no whole number from `least` to the most that may be asked for under this name."""
-    said = f"{name.replace('_', '-')} {told(value)}"
+    said = f"{name.replace('_', '-')} {shortened(value)}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise UsageError(f"{said}: it must be a whole number")
     number = int(value.__index__())
@@ -53,7 +53,7 @@ def check_number(name: str, value: object, least: int = 1) -> None:
         raise UsageError(f"{said}: it must be at most {MOST[name]:,}")
 
 
-def told(value: object) -> str:
+def shortened(value: object) -> str:
     """What was given, shortened; Python itself refuses to write down numbers of thousands of digits."""
     try:
         text = reprlib.repr(value) if not isinstance(value, int) else str(value)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dtrak.errors import choose
-from dtrak.limits import MOST, told
+from dtrak.limits import MOST, shortened
 
 if TYPE_CHECKING:
     pass
@@ -21,9 +21,9 @@ def whole_number(least: int, most: int) -> Callable[[str | int], int]:
     def parse(typed: str | int) -> int:
         text = str(typed)  # a default comes as a number
         if not text.isdecimal() or (len(text) < DIGITS and int(text) < least):
-            raise typer.BadParameter(f"{told(text)} is not a whole number from {least} on")
+            raise typer.BadParameter(f"{shortened(text)} is not a whole number from {least} on")
         if len(text) >= DIGITS or int(text) > most:
-            raise typer.BadParameter(f"{told(text)} is more than {most:,}")
+            raise typer.BadParameter(f"{shortened(text)} is more than {most:,}")
         return int(text)
 
     return parse

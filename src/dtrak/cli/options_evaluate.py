@@ -7,7 +7,7 @@ import typer
 
 from dtrak.cli.options import DIGITS, some_path, whole_number
 from dtrak.errors import UsageError
-from dtrak.limits import MOST, told
+from dtrak.limits import MOST, shortened
 
 RunToRetrain = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="The folder of a run to retrain; or give --benchmark.")
@@ -128,5 +128,5 @@ def chosen_steps(typed: list[str] | None) -> list[int]:
     names = [one.strip() for text in typed or () for one in text.split(",")]
     for name in names:
         if not name.isdecimal() or len(name) >= DIGITS:
-            raise UsageError(f"step {told(name)}: give a timestep such as 400, or several: 400,300")
+            raise UsageError(f"step {shortened(name)}: give a timestep such as 400, or several: 400,300")
     return [int(name) for name in names]

@@ -13,7 +13,7 @@ from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cor
 from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
 from dtrak.engines.this_process import exactly
 from dtrak.errors import DtrakError, UsageError
-from dtrak.limits import MOST, told
+from dtrak.limits import MOST, shortened
 
 SECONDS_TO_ANSWER = 10.0
 
@@ -138,7 +138,7 @@ def _check_answers(address: str) -> None:
         return
     if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > MOST["port"]:
         raise UsageError(
-            f"address {told(address)}: give the host:port of a Ray cluster, or auto for the one on this machine"
+            f"address {shortened(address)}: give the host:port of a Ray cluster, or auto for the one on this machine"
         )
     socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
 

@@ -55,7 +55,7 @@ class Retraining:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     subset: int  # which of the masks
     seed: int = 0  # added to the recipe's training seed
     draw: tuple[int, ...] = ()  # seeds of pictures to generate
@@ -66,7 +66,7 @@ class Job:
         return f"subset-{self.subset:03d}-seed-{self.seed}"
 
 
-def retrain(context: Retraining, job: Job) -> Arrays:
+def retrain(context: Retraining, job: TrainingJob) -> Arrays:
     """Train the recipe's model on a subset; gives what was asked for:
 
     - "seconds", [], that the training took
@@ -95,8 +95,8 @@ def retrain(context: Retraining, job: Job) -> Arrays:
 
 
 def retrained(
-    context: Retraining, jobs: Sequence[Job], engine: Engine, threads: int, done: int = 0
-) -> Iterator[tuple[Job, Arrays]]:
+    context: Retraining, jobs: Sequence[TrainingJob], engine: Engine, threads: int, done: int = 0
+) -> Iterator[tuple[TrainingJob, Arrays]]:
     """What each job gives, as they finish, with a progress bar over these and the `done` ones."""
     if jobs:
         size, total = int(context.masks[jobs[0].subset].sum()), len(context.images)
@@ -144,14 +144,14 @@ def with_training_seed(recipe: Recipe, seed: int) -> Recipe:
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"seed": seed})})
 
 
-def threads_per_job(recipe: Recipe, model: DiffusionModel, told: Condition) -> int:
+def threads_per_job(recipe: Recipe, model: DiffusionModel, condition: Condition) -> int:
     """One, unless so many models as there are cores would not fit into memory: then fewer, with more threads each.
 
-    `model` is one as the recipe makes it, `told` what it is told about one image.
+    `model` is one as the recipe makes it, `condition` that of one image.
     """
     weights = sum(value.nbytes for value in model.network.parameters())
     trained = sum(value.nbytes for value in model.parameters().values())
-    each, memory = training_bytes(model, told), total_memory(torch.device("cpu"))
+    each, memory = training_bytes(model, condition), total_memory(torch.device("cpu"))
     activations = each * images_at_once(recipe.training.batch_size, each, memory)
     job_bytes = PROCESS_BYTES + activations + weights + 3 * trained  # gradients and the optimiser's two moments
     fitting = int(JOBS_SHARE * memory / job_bytes)

@@ -78,8 +78,8 @@ def _values(
     noise = noise[used].to(clean.device)
     timesteps = torch.tensor([timestep for timestep, _ in noised])[used].to(clean.device)
     own = clean[rows]
-    told = moved(view.condition(rows.tolist()), clean.device)
-    predicted = model.predict_target(model.add_noise(own, noise, timesteps), timesteps, told)
+    condition = moved(view.condition(rows.tolist()), clean.device)
+    predicted = model.predict_target(model.add_noise(own, noise, timesteps), timesteps, condition)
     target = model.target(own, noise, timesteps)
     weights = model.elbo_weights(timesteps)
     return torch.stack([objective(predicted, target, weights) for objective in OBJECTIVES.values()]).double().cpu()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError
-from dtrak.evaluation.jobs import Arrays, Job, Retraining, read_whole, retrained, threads_per_job
+from dtrak.evaluation.jobs import Arrays, Retraining, TrainingJob, read_whole, retrained, threads_per_job
 from dtrak.features.inputs import model_inputs
 from dtrak.features.trajectories import SEED, Trajectories, not_as_drawn, seeds_of
 from dtrak.files import as_npz, write_bytes
@@ -161,14 +161,16 @@ def draw_without(
     return [Drawn(*row) for row in zip(pictures, places, strict=True)]
 
 
-def _job(redrawn: RedrawnPictures, subset: int, asked: NDArray[np.bool_]) -> Job:
+def _job(redrawn: RedrawnPictures, subset: int, asked: NDArray[np.bool_]) -> TrainingJob:
     """The training without one of the sets, and what is drawn then: the queries `asked` [Q] of it."""
     chosen, prompts = np.flatnonzero(asked), redrawn.prompts
-    told = () if prompts is None else tuple(prompts[query] for query in chosen)
-    return Job(subset, draw=tuple(redrawn.seeds[query] for query in chosen), prompts=told, trajectory=True)
+    prompts_of_job = () if prompts is None else tuple(prompts[query] for query in chosen)
+    return TrainingJob(
+        subset, draw=tuple(redrawn.seeds[query] for query in chosen), prompts=prompts_of_job, trajectory=True
+    )
 
 
-def _name(redrawn: RedrawnPictures, removed: NDArray[np.bool_], job: Job) -> str:
+def _name(redrawn: RedrawnPictures, removed: NDArray[np.bool_], job: TrainingJob) -> str:
     """16 hexadecimal digits over all that the job's pictures depend on."""
     recipe = redrawn.run.recipe
     parts = [
@@ -186,7 +188,7 @@ def _name(redrawn: RedrawnPictures, removed: NDArray[np.bool_], job: Job) -> str
     return digest.hexdigest()
 
 
-def _finished(redrawn: RedrawnPictures, job: Job, path: Path) -> Arrays | None:
+def _finished(redrawn: RedrawnPictures, job: TrainingJob, path: Path) -> Arrays | None:
     """What a finished job has left; None if it is not there whole."""
     count, model = len(job.draw), redrawn.model
     return read_whole(

@@ -23,7 +23,16 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, Validation
 
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError, choose
-from dtrak.evaluation.jobs import Arrays, Job, Outputs, Retraining, model_of, read_arrays, retrained, threads_per_job
+from dtrak.evaluation.jobs import (
+    Arrays,
+    Outputs,
+    Retraining,
+    TrainingJob,
+    model_of,
+    read_arrays,
+    retrained,
+    threads_per_job,
+)
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.features.trajectories import SEED
@@ -32,7 +41,7 @@ from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.inputs.benchmark import QUERIES, losses_file
-from dtrak.limits import check_number, told
+from dtrak.limits import check_number, shortened
 from dtrak.models import save_model
 from dtrak.models.prompts import PROMPT
 from dtrak.runs.recipes import Evaluation, Recipe
@@ -75,7 +84,7 @@ class RetrainingSettings:
         except ValidationError as error:  # of what was typed, the command line has seen to it
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
-            raise UsageError(f"{folder}: its {name} cannot be {told(first['input'])}: {first['msg']}") from None
+            raise UsageError(f"{folder}: its {name} cannot be {shortened(first['input'])}: {first['msg']}") from None
 
 
 class Stored(BaseModel):
@@ -148,7 +157,7 @@ def make_benchmark(
         _write_what_there_is(folder, run, {"train": train, **views})
         if not (folder / "benchmark.json").exists():
             write_json(folder / "benchmark.json", made_by)
-        jobs = [Job(subset, seed) for seed in range(settings.seeds) for subset in range(settings.subsets)]
+        jobs = [TrainingJob(subset, seed) for seed in range(settings.seeds) for subset in range(settings.subsets)]
         _do_missing(folder, context, jobs, engine, made_by["threads"])
         _assemble(folder, context, jobs)
         write_json(folder / "benchmark.json", made_by)
@@ -188,7 +197,7 @@ def _stored(folder: Path) -> dict[str, Any]:
         return Stored.model_validate(json.loads(path.read_text(encoding="utf-8"))).model_dump(exclude_unset=True)
     except ValidationError as error:
         first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {told(first['input'])})"
+        reason = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {shortened(first['input'])})"
         raise UsageError(f"{path} does not say how {folder} was made: {reason}") from None
     except (ValueError, OSError, RecursionError) as error:
         raise UsageError(f"{path} does not say how {folder} was made: {error}") from error
@@ -227,7 +236,7 @@ def _as_arrays(view: ModelInputs) -> Arrays:
     return arrays
 
 
-def _do_missing(folder: Path, context: Retraining, jobs: list[Job], engine: Engine, threads: int) -> None:
+def _do_missing(folder: Path, context: Retraining, jobs: list[TrainingJob], engine: Engine, threads: int) -> None:
     missing = [job for job in jobs if _outputs(folder, context, job) is None]
     if not missing:
         return
@@ -238,11 +247,11 @@ def _do_missing(folder: Path, context: Retraining, jobs: list[Job], engine: Engi
         write_bytes(_path(folder, job), as_npz({key: one for key, one in arrays.items() if key.startswith("outputs/")}))
 
 
-def _path(folder: Path, job: Job) -> Path:
+def _path(folder: Path, job: TrainingJob) -> Path:
     return folder / "jobs" / f"{job}.npz"
 
 
-def _outputs(folder: Path, context: Retraining, job: Job) -> dict[str, Arrays] | None:
+def _outputs(folder: Path, context: Retraining, job: TrainingJob) -> dict[str, Arrays] | None:
     """What a finished job has left: for each set of queries, [Q] by the name of an objective, L_Simple at least.
 
     None if it is not there whole.
@@ -265,9 +274,9 @@ def _by_objective(arrays: Arrays, prefix: str) -> Arrays:
     return {key.removeprefix(f"{prefix}/"): one for key, one in arrays.items() if key.startswith(f"{prefix}/")}
 
 
-def _assemble(folder: Path, context: Retraining, jobs: list[Job]) -> None:
+def _assemble(folder: Path, context: Retraining, jobs: list[TrainingJob]) -> None:
     """Put the jobs' outputs together as float32 [M, S, Q], for each set of queries and objective that all jobs have."""
-    outputs: dict[Job, dict[str, Arrays]] = {}
+    outputs: dict[TrainingJob, dict[str, Arrays]] = {}
     for job in jobs:
         found = _outputs(folder, context, job)
         if found is None:

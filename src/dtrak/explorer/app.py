@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 
 from dtrak import report
 from dtrak.errors import DtrakError, UsageError, choose
-from dtrak.explorer import answers
+from dtrak.explorer import responses
 from dtrak.explorer.catalog import Catalog, Entry
 from dtrak.explorer.exploration import Exploration, NotReadyError
 from dtrak.explorer.guard import Guard, Limit
@@ -93,7 +93,7 @@ class Explorer:
         return Guard(Limit(app, full), hosts)
 
     def run(self, request: Request) -> Response:
-        return JSONResponse(answers.described_run(self.exploration) | {"version": self.version})
+        return JSONResponse(responses.described_run(self.exploration) | {"version": self.version})
 
     def image(self, request: Request) -> Response:
         where = request.path_params["where"]
@@ -112,7 +112,7 @@ class Explorer:
     def damping(self, request: Request) -> Response:
         set_name, method, damping = self._asked(request)
         self.exploration.scored(set_name, method)
-        return JSONResponse(answers.scale(self.exploration, method, damping))
+        return JSONResponse(responses.scale(self.exploration, method, damping))
 
     def train(self, request: Request) -> Response:
         query = request.query_params
@@ -121,7 +121,7 @@ class Explorer:
         choose("order", sort, ["id", "self", "total"])
         if sort == "id":
             return JSONResponse(_page(entries, request))
-        values = answers.influences(self.exploration, *self._asked(request), sort)
+        values = responses.influences(self.exploration, *self._asked(request), sort)
         entries.sort(key=lambda entry: -values[entry.position])
         found = _page(entries, request)
         for item in found["items"]:
@@ -138,13 +138,13 @@ class Explorer:
         set_name, method, damping = self._asked(request)
         entry = _by_id(self.exploration.sets[set_name], request.query_params.get("query", ""))
         count = _whole(request, "count", 10, MOST_SHOWN)
-        return JSONResponse(answers.answer(self.exploration, set_name, entry, method, damping, count))
+        return JSONResponse(responses.answer(self.exploration, set_name, entry, method, damping, count))
 
     def transpose(self, request: Request) -> Response:
         set_name, method, damping = self._asked(request)
         entry = _by_id(self.exploration.train, request.query_params.get("train", ""))
         count = _whole(request, "count", 10, MOST_SHOWN)
-        return JSONResponse(answers.transposed(self.exploration, set_name, entry, method, damping, count))
+        return JSONResponse(responses.transposed(self.exploration, set_name, entry, method, damping, count))
 
     def csv(self, request: Request) -> Response:
         """Of one picture, or of all in its set."""
@@ -157,10 +157,10 @@ class Explorer:
             entry = _by_id(catalog, asked)
             pictures = [(entry, self.exploration.scored_with(set_name, entry, method))]
         for first, one in pictures[:1]:  # what is wrong has to be said before the table begins
-            answers.scores_of(self.exploration, one, first, method, damping)
+            responses.scores_of(self.exploration, one, first, method, damping)
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{method.name}-{set_name if asked is None else asked}")
         return StreamingResponse(
-            answers.csv(self.exploration, pictures, method, damping),
+            responses.csv(self.exploration, pictures, method, damping),
             media_type="text/csv",
             headers={"Content-Disposition": f'attachment; filename="{name}.csv"'},
         )
@@ -227,7 +227,7 @@ def full() -> Response:
 
 def _page(entries: list[Entry], request: Request) -> dict[str, Any]:
     page, size = _whole(request, "page", 0), _whole(request, "size", PAGE, MOST_SHOWN, least=1)
-    return answers.listed(entries, page, size)
+    return responses.listed(entries, page, size)
 
 
 def _named(kind: str, name: str, known: Mapping[str, Choice]) -> Choice:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
-from dtrak.explorer.asked import features_of, keep, kept, name_of, remove_oldest
 from dtrak.explorer.catalog import Catalog, Entry, Part
+from dtrak.explorer.kept_pictures import features_of, keep, kept, name_of, remove_oldest
 from dtrak.explorer.questions import Question, Questions
 from dtrak.explorer.scoring import Scored, Scorer
 from dtrak.images.images import Images
@@ -107,14 +107,14 @@ class Exploration:
 
     def ask_seed(self, seed: int, prompt: str | None = None) -> Question:
         """Draw the picture of a seed, and of a prompt where the model takes some: who made it?"""
-        generation, told = self.run.recipe.generation, (prompt or "") if self.takes_prompts else None
+        generation, prompt_taken = self.run.recipe.generation, (prompt or "") if self.takes_prompts else None
 
         def work() -> str:
-            prompts = None if told is None else [told]
+            prompts = None if prompt_taken is None else [prompt_taken]
             drawn = sample(self.model, [seed], generation.steps, prompts=prompts, guidance=generation.guidance)
-            return self._answer(keep(self.run, to_pixels(drawn.pictures).numpy()[0], seed, told))
+            return self._answer(keep(self.run, to_pixels(drawn.pictures).numpy()[0], seed, prompt_taken))
 
-        return self.questions.ask(f"seed {seed} {told or ''}", f"the picture of seed {seed}", work)
+        return self.questions.ask(f"seed {seed} {prompt_taken or ''}", f"the picture of seed {seed}", work)
 
     def _answer(self, picture: Images) -> str:
         """Have all methods that can score a picture; gives its id. The oldest picture makes room for it."""

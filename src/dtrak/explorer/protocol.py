@@ -96,8 +96,8 @@ class PunctualProtocol(H11Protocol):
         """Answer, unless an answer has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             content = json.dumps({"error": message}).encode()
-            told = {**HEADERS, "Cache-Control": "no-store", "Content-Type": "application/json", "Connection": "close"}
-            headers = [*told.items(), ("Content-Length", str(len(content)))]
+            fixed = {**HEADERS, "Cache-Control": "no-store", "Content-Type": "application/json", "Connection": "close"}
+            headers = [*fixed.items(), ("Content-Length", str(len(content)))]
             answer = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
             for event in (answer, h11.Data(data=content), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")

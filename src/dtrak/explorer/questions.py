@@ -44,7 +44,7 @@ class Question:
     result: str | None = None
     error: str | None = None
 
-    def told(self, stage: str, done: int, total: int, unit: str) -> None:
+    def progressed(self, stage: str, done: int, total: int, unit: str) -> None:
         if stage != self.stage or done < self.done:
             self.stage_began = time.monotonic()
         self.stage, self.done, self.total, self.unit = stage, done, total, unit
@@ -129,7 +129,7 @@ class Questions:
         def watcher(stage: str, done: int, total: int, unit: str) -> None:
             if self._closing:
                 raise StoppedError
-            question.told(stage, done, total, unit)
+            question.progressed(stage, done, total, unit)
 
         assert question.work is not None
         try:

@@ -33,7 +33,7 @@ class RefusedError(Exception):
         self.status = status
 
 
-class InMemory(MultiPartParser):
+class FormInMemory(MultiPartParser):
     """A form whose file never goes to a temporary one on disk."""
 
     spool_max_size = MOST_BYTES + ENVELOPE
@@ -53,7 +53,7 @@ class Forms:
             self._held[limit] = 0
             try:
                 bounded = self._bounded(limit, stream)
-                return await InMemory(headers, bounded, max_files=1, max_fields=4, max_part_size=ENVELOPE).parse()
+                return await FormInMemory(headers, bounded, max_files=1, max_fields=4, max_part_size=ENVELOPE).parse()
             except (MultiPartException, KeyError, ValueError) as error:  # ValueErrors are those of strange encodings
                 raise RefusedError(400, f"the form cannot be read: {getattr(error, 'message', error)}") from None
             finally:

@@ -28,23 +28,23 @@ def latents_of(autoencoder: Autoencoder, images: Images, mirrored: bool, folder:
 
     what = "mirrored" if mirrored else "latents"
     made_from = (autoencoder.fingerprint, images.fingerprint)
-    return computed_once(what, made_from, (len(images), *shape), encode, pictures_in_a_pass(height, width), folder)
+    return computed_or_read(what, made_from, (len(images), *shape), encode, pictures_in_a_pass(height, width), folder)
 
 
 def embeddings_of(encoder: TextEncoder, texts: Sequence[str], folder: Path | None) -> Condition:
-    """What a model is told with each of the texts, each [P, …]."""
+    """The condition that each of the texts makes, each [P, …]."""
     made_from = (encoder.fingerprint, f"{stable_hash(repr(list(texts))):016x}")
 
     def embed(name: str, rows: range) -> Tensor:
         return encoder([texts[row] for row in rows])[name]
 
     return {
-        name: computed_once(name, made_from, (len(texts), *value.shape[1:]), partial(embed, name), AT_ONCE, folder)
+        name: computed_or_read(name, made_from, (len(texts), *value.shape[1:]), partial(embed, name), AT_ONCE, folder)
         for name, value in encoder(texts[:1]).items()
     }
 
 
-def computed_once(
+def computed_or_read(
     what: str,
     made_from: tuple[str, str],
     shape: tuple[int, ...],
@@ -58,7 +58,7 @@ def computed_once(
     """
     if folder is None:
         with TemporaryDirectory() as temporary:
-            return computed_once(what, made_from, shape, compute, few, Path(temporary))
+            return computed_or_read(what, made_from, shape, compute, few, Path(temporary))
     model, data = made_from
     manifest = Manifest(
         model=model,

@@ -19,13 +19,13 @@ from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.features.settings import FeatureSettings
 from dtrak.features.store import Cost, FeatureStore, Manifest, fill, fill_from
 from dtrak.features.trajectories import Trajectories
-from dtrak.gradients.featurizer import Copies, Features, NotFiniteError
+from dtrak.gradients.featurizer import Copies, Featurizer, NotFiniteError
 from dtrak.gradients.objectives import get_objective
 from dtrak.gradients.projections import Projection, make_projection
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
-from dtrak.models.diffusion import ALL, LORA
+from dtrak.models.diffusion import EVERY_PARAMETER, LORA
 from dtrak.models.memory import total_memory
 from dtrak.progress import progress_bar, say
 
@@ -102,15 +102,15 @@ class Work:
         return make_projection(settings.projection, settings.projection_dim, sizes, seed)
 
     @cached_property
-    def features(self) -> Features:
+    def features(self) -> Featurizer:
         settings = self.settings
-        return Features(
+        return Featurizer(
             self.model.to(self.device or self.model.device),
             self.objectives,
             Copies(self.timesteps, settings.draws, settings.noise, settings.seed, self.data),
             self.projection,
             self.parameters,
-            told=self.images.condition([0]),
+            condition=self.images.condition([0]),
             batch_size=settings.batch_size,
             autocast=settings.autocast,
         )
@@ -205,7 +205,7 @@ def _manifest(work: Work, objective: str) -> Manifest:
         noise=settings.noise,
         seed=settings.seed,
         projection_seed=settings.projection_seed,
-        parameters=settings.parameters or (LORA if work.model.has_lora else ALL),
+        parameters=settings.parameters or (LORA if work.model.has_lora else EVERY_PARAMETER),
         projection=settings.projection,
         dim=work.projection.dim,
         rows=len(work.images),

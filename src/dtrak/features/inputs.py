@@ -29,7 +29,7 @@ class ModelInputs:
     images: Images
     latents: tuple[Tensor, ...] = ()  # μ and σ [N, 2, C, H, W]; of the mirrored images as well, if wanted; else pixels
     prompts: Sequence[str] = ()  # [N]
-    told: Condition = field(default_factory=dict)  # [P, …], of each different prompt
+    conditions: Condition = field(default_factory=dict)  # [P, …], of each different prompt
     which: NDArray[np.int64] | None = None  # [N], of these
 
     def __len__(self) -> int:
@@ -78,11 +78,11 @@ class ModelInputs:
         return mean + deviation * torch.from_numpy(random.standard_normal(mean.shape, dtype=np.float32))
 
     def condition(self, rows: Rows) -> Condition:
-        """What the model is told about these images, each [B, …]; nothing for unconditional models."""
+        """The condition of these images, each [B, …]; nothing for unconditional models."""
         if self.which is None:
             return {}
         chosen = torch.from_numpy(self.which[list(rows)])
-        return {name: value[chosen] for name, value in self.told.items()}
+        return {name: value[chosen] for name, value in self.conditions.items()}
 
     def select(self, rows: Rows) -> "ModelInputs":
         chosen = list(rows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from dtrak.errors import UsageError, choose
-from dtrak.limits import check_number, told
+from dtrak.limits import check_number, shortened
 
 DEFAULT_ENCODER = "openai/clip-vit-base-patch32"
 
@@ -66,4 +66,4 @@ def _check_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(f"the parameter pattern {told(pattern)} is not a regular expression: {error}") from None
+        raise UsageError(f"the parameter pattern {shortened(pattern)} is not a regular expression: {error}") from None

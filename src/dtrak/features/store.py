@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import make_folder, write_bytes, write_json, write_once
-from dtrak.limits import told
+from dtrak.limits import shortened
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 COST = "cost.json"  # seconds per row
@@ -105,12 +105,12 @@ class FeatureStore:
             raise UsageError(f"no features at {folder}: it has no manifest.json") from None
         except ValidationError as error:
             first = error.errors()[0]
-            reason = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {told(first['input'])})"
+            reason = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {shortened(first['input'])})"
             raise DtrakError(f"{path} is not the manifest of a feature store: {reason}") from None
         except (ValueError, OSError, RecursionError) as error:
             raise DtrakError(f"{path} is not the manifest of a feature store: {error}") from error
         if manifest.dtype not in DTYPES or manifest.rows < 1 or manifest.dim < 1:
-            said = f"rows {manifest.rows}, dim {manifest.dim} and dtype {told(manifest.dtype)}"
+            said = f"rows {manifest.rows}, dim {manifest.dim} and dtype {shortened(manifest.dtype)}"
             raise DtrakError(f"{path} is not the manifest of a feature store: it has {said}")
         return cls(folder, manifest)
 
@@ -212,8 +212,8 @@ def fill(
 ) -> None:
     """Compute what is missing in stores of the same rows; `compute(rows)` gives float32 [stores, b, k].
 
-    Shards that another process is working on are left to it, and taken over if it dies. `advance` is told of rows that
-    are there without `compute`.
+    Shards that another process is working on are left to it, and taken over if it dies. `advance` is called
+    with the number of rows that are there without `compute`.
     """
     rows_of, missing = stores[0].shards, _begin(stores, advance)
     while missing:
@@ -254,7 +254,7 @@ def fill_from(
 
 
 def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None]) -> list[int]:
-    """The shards that any of the stores lacks; `advance` is told of the rows that are there."""
+    """The shards that any of the stores lacks; `advance` is called with the number of rows that are there."""
     _check_space(stores)
     rows_of = stores[0].shards
     missing = sorted({index for store in stores for index in store.missing()})

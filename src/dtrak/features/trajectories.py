@@ -75,11 +75,11 @@ class Trajectories:
         return self._estimates[list(rows)]
 
     def condition(self, rows: Sequence[int] | NDArray[Any]) -> Condition:
-        """What the model is told about these pictures, each [B, …]."""
-        return {name: value[list(rows)] for name, value in self._told.items()}
+        """The condition of these pictures, each [B, …]."""
+        return {name: value[list(rows)] for name, value in self._conditions.items()}
 
     @cached_property
-    def _told(self) -> Condition:
+    def _conditions(self) -> Condition:
         if self._prompts is None or self.model.prompts is None:
             return {}
         return {name: value.cpu() for name, value in self.model.prompts.encoder(self._prompts).items()}

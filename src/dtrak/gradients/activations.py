@@ -9,7 +9,7 @@ from dtrak.models.memory import kept_bytes, one_image
 def activation_bytes(model: DiffusionModel, condition: Condition | None = None) -> int:
     """What autograd keeps of one copy between the forward and the backward pass, for what is trained of the model.
 
-    `condition` is what the model is told about one image, each [1, …].
+    `condition` is that of one image, each [1, …].
     """
     image = one_image(model, condition or {})
     with gradient_of_the_batch(model.network, set(model.parameters()), lambda name, gradient: None):

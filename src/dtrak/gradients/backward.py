@@ -88,19 +88,19 @@ def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Conditio
     """Whether hooks on the layers give each image its own gradient, tried on two copies of each of two images.
 
     They do not where a layer's type is unknown, where a network uses a parameter outside of its layer's call, or where
-    a layer's input has no batch axis. `condition` is what the model is told about one image, each [1, …].
+    a layer's input has no batch axis. `condition` is that of one image, each [1, …].
     """
     if not supported(model.network, names):
         return False
     noisy = gaussian((4, *model.shape), 0).to(model.device)
     timesteps = torch.arange(4, device=model.device) * (model.timesteps // 4)
-    told = moved(repeated(condition or {}, 4), model.device)
-    one = {name: value[:2] for name, value in told.items()}
+    of_four = moved(repeated(condition or {}, 4), model.device)
+    one = {name: value[:2] for name, value in of_four.items()}
     expected = [
         _collected(model, noisy[part], timesteps[part], one, names, images=1) for part in (slice(2), slice(2, 4))
     ]
     try:
-        found = _collected(model, noisy, timesteps, told, names, images=2)
+        found = _collected(model, noisy, timesteps, of_four, names, images=2)
     except (RuntimeError, ValueError, IndexError):
         return False
     # Some gradients are zero but for rounding, as those of a bias before a softmax.

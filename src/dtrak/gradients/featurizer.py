@@ -57,7 +57,7 @@ class NotFiniteError(DtrakError):
     """NaN or infinity came out for one image at one timestep."""
 
 
-class Features:
+class Featurizer:
     """Computes φ for images, for one objective or for several that share the forward pass."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Features:
         projection: Projection,
         parameters: dict[str, nn.Parameter],
         *,
-        told: Condition | None = None,  # what the model is told about one image, as an example
+        condition: Condition | None = None,  # of one image, as an example
         batch_size: int | None = None,  # images that share a pass; by the size of their activations if None
         autocast: bool = False,  # forward passes in bfloat16; gradients are added up in float32 all the same
     ) -> None:
@@ -80,17 +80,17 @@ class Features:
         self.autocast = autocast
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
         self._shared_noise = copies.noises(model.shape, None) if copies.noise == "shared" else None
-        per_copy = activation_bytes(model, told)
+        per_copy = activation_bytes(model, condition)
         self.copies_at_once = fitting(per_copy, total_memory(model.device))
-        self.batch_size = self._choose_batch_size(per_copy, batch_size, told)
+        self.batch_size = self._choose_batch_size(per_copy, batch_size, condition)
         self.projection_seconds = 0.0
         self.pass_bytes = per_copy * min(self.copies_at_once, self.batch_size * len(self.timesteps))
 
-    def _choose_batch_size(self, bytes_per_copy: int, asked: int | None, told: Condition | None) -> int:
+    def _choose_batch_size(self, bytes_per_copy: int, asked: int | None, condition: Condition | None) -> int:
         largest = 4 * max(value.numel() for value in self.parameters.values())
         fitting = SHARED_PASS_BYTES // (bytes_per_copy * len(self.timesteps) + largest)
         wanted = asked or min(fitting, MOST_SHARED_IMAGES)
-        if wanted < 2 or can_share_a_pass(self.model, set(self.parameters), told):
+        if wanted < 2 or can_share_a_pass(self.model, set(self.parameters), condition):
             return max(1, wanted)
         if asked:
             raise UsageError(f"batch-size {asked}: the images of this network cannot share a pass; only 1 will do")
@@ -99,19 +99,19 @@ class Features:
     def __call__(self, clean: Tensor, ids: Sequence[Id], condition: Condition | None = None) -> Tensor:
         """φ of the images `clean` [B, C, H, W], float32 [objectives, B, k] on the CPU.
 
-        `clean` can also be [B, K, C, H, W], with an image of its own for every timestep. `condition` is what the model
-        is told about each, [B, …].
+        `clean` can also be [B, K, C, H, W], with an image of its own for every timestep. `condition` is that of each
+        image, [B, …].
         """
-        told = moved(condition or {}, self.model.device)
+        moved_condition = moved(condition or {}, self.model.device)
         out = torch.zeros(len(self.objectives), len(clean), self.projection.dim, device=self.model.device)
         with threads_for(self.pass_bytes), reproducible():
             for start in range(0, len(clean), self.batch_size):
                 rows = slice(start, start + self.batch_size)
-                own = {name: value[rows] for name, value in told.items()}
+                own = {name: value[rows] for name, value in moved_condition.items()}
                 self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows], own)
         return out.cpu()
 
-    def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id], told: Condition) -> None:
+    def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id], condition: Condition) -> None:
         """out [objectives, b, k] += φ of b images that share their passes."""
         noises = torch.stack([self._noise_of(image) for image in ids]).to(clean.device)  # [b, KZ, C, H, W]
         if clean.dim() < noises.dim():
@@ -121,11 +121,11 @@ class Features:
         step = max(1, self.copies_at_once // len(clean))
         for start in range(0, len(self.timesteps), step):
             part = slice(start, start + step)
-            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], ids, told)
+            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], ids, condition)
         finite = out.isfinite().all(2).all(0)
         if not finite.all():
             bad = int((~finite).nonzero()[0])
-            own = {name: value[bad : bad + 1] for name, value in told.items()}
+            own = {name: value[bad : bad + 1] for name, value in condition.items()}
             self._find_timestep(clean[bad : bad + 1], noises[bad : bad + 1], ids[bad], own)
 
     def _noise_of(self, image: Id) -> Tensor:
@@ -134,18 +134,18 @@ class Features:
         return self.copies.noises(self.model.shape, image)
 
     def _add_pass(
-        self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[Id], told: Condition
+        self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[Id], condition: Condition
     ) -> None:
         """One forward pass over c copies of each of b images, and one backward pass for each objective.
 
-        `clean` and `noises` are [b, c, C, H, W], what is `told` [b, …].
+        `clean` and `noises` are [b, c, C, H, W], the `condition` [b, …].
         """
         images = len(noises)
         noise = noises.flatten(0, 1)  # [b·c, C, H, W], the copies of one image side by side
         steps = timesteps.repeat(images)
         flat = clean.flatten(0, 1)
         noisy, target = (mix(flat, noise, steps) for mix in (self.model.add_noise, self.model.target))
-        condition = repeated(told, len(timesteps))
+        of_copies = repeated(condition, len(timesteps))
         current = 0  # the objective whose backward pass is under way
 
         def receive(name: str, gradient: Tensor) -> None:
@@ -155,7 +155,7 @@ class Features:
 
         with self._receiving(images, receive):
             with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.autocast):
-                predicted = self.model.predict_target(noisy, steps, condition).float()
+                predicted = self.model.predict_target(noisy, steps, of_copies).float()
             self._check_output(predicted, timesteps, ids)
             weights = self.model.elbo_weights(steps)
             losses = [objective(predicted, target, weights).sum() for objective in self.objectives]
@@ -177,12 +177,12 @@ class Features:
                 f"the model's output is not finite for image {ids[image]} at timestep {int(timesteps[copy])}"
             )
 
-    def _find_timestep(self, clean: Tensor, noises: Tensor, image: Id, told: Condition) -> None:
+    def _find_timestep(self, clean: Tensor, noises: Tensor, image: Id, condition: Condition) -> None:
         """Name the copy of one image whose gradient is not finite."""
         for index, timestep in enumerate(self.timesteps.tolist()):
             part = slice(index, index + 1)
             out = torch.zeros(len(self.objectives), 1, self.projection.dim, device=clean.device)
-            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], [image], told)
+            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], [image], condition)
             if not out.isfinite().all():
                 raise NotFiniteError(f"the gradient of image {image} is not finite at timestep {timestep}")
         raise NotFiniteError(f"the gradient of image {image} overflows when its timesteps are added")

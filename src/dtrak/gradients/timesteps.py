@@ -1,7 +1,7 @@
 """Which of the T timesteps an average runs over: evenly spaced, the first K, or a list."""
 
 from dtrak.errors import UsageError
-from dtrak.limits import told
+from dtrak.limits import shortened
 
 
 def select_timesteps(choice: int | str, total: int) -> tuple[int, ...]:
@@ -10,7 +10,7 @@ def select_timesteps(choice: int | str, total: int) -> tuple[int, ...]:
     `10` or `"10"` gives K = 10 evenly spaced ones, range(0, T, T//K)[:K]; `"cumulative:10"` the first ten;
     `"0,100,200"` (with a comma at least at its end) just these.
     """
-    text = choice.strip() if isinstance(choice, str) else told(choice)
+    text = choice.strip() if isinstance(choice, str) else shortened(choice)
     too_many = text.count(",") > total  # so many need not even be read
     try:
         if "," in text:
@@ -22,10 +22,11 @@ def select_timesteps(choice: int | str, total: int) -> tuple[int, ...]:
             chosen = list(range(0, total, total // count))[:count]
     except ValueError:
         raise UsageError(
-            f"timesteps {told(text)}: give a number from 1 to {total}, cumulative:NUMBER, or a list such as 0,100,200"
+            f"timesteps {shortened(text)}: give a number from 1 to {total}, cumulative:NUMBER, or a list such as "
+            "0,100,200"
         ) from None
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) >= total:
-        raise UsageError(f"timesteps {told(text)}: a list holds different numbers from 0 to {total - 1}")
+        raise UsageError(f"timesteps {shortened(text)}: a list holds different numbers from 0 to {total - 1}")
     return tuple(chosen)
 
 

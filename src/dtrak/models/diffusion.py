@@ -16,11 +16,11 @@ from dtrak.errors import UsageError
 from dtrak.models.autoencoder import Autoencoder
 from dtrak.models.conditions import Condition
 from dtrak.models.fingerprints import digest_of
-from dtrak.models.process import Process, Solver, process_of
+from dtrak.models.noise_process import NoiseProcess, Solver, noise_process_of
 from dtrak.models.prompts import Prompts
 
 LORA = "lora_"  # in the names of its parameters
-ALL = "all"  # parameters
+EVERY_PARAMETER = "all"  # what selects all of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +35,10 @@ class DiffusionModel:
     prompts: Prompts | None = None
     base: str | None = None  # the pipeline that its LoRA belongs to
     family: str = "ddpm"  # that saves it
-    process: Process = field(init=False)
+    process: NoiseProcess = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "process", process_of(self.scheduler, self.source))
+        object.__setattr__(self, "process", noise_process_of(self.scheduler, self.source))
 
     @property
     def device(self) -> torch.device:
@@ -177,8 +177,8 @@ def chosen_parameters(network: nn.Module, pattern: str | None) -> dict[str, nn.P
     """Those of a network whose name contains a match of a regular expression; by default as `DiffusionModel` has it."""
     named = dict(network.named_parameters())
     if pattern is None:
-        pattern = LORA if _has_lora(network) else ALL
-    if pattern == ALL:
+        pattern = LORA if _has_lora(network) else EVERY_PARAMETER
+    if pattern == EVERY_PARAMETER:
         return named
     try:
         chosen = {name: value for name, value in named.items() if re.search(pattern, name)}

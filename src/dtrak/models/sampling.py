@@ -38,9 +38,9 @@ def sample(
 
     Guidance g follows the prompt c further than the model would by itself: ε_θ(x) + g (ε_θ(x, c) − ε_θ(x)).
     """
-    told = prompts or [""] * len(seeds)
+    condition = prompts or [""] * len(seeds)
     batches = [slice(start, start + BATCH) for start in range(0, len(seeds), BATCH)]
-    parts = [_batch(model, seeds[rows], steps, trajectory, told[rows], guidance) for rows in batches]
+    parts = [_batch(model, seeds[rows], steps, trajectory, condition[rows], guidance) for rows in batches]
     paths = [part.trajectory for part in parts if part.trajectory is not None]
     estimates = [part.estimates for part in parts if part.estimates is not None]
     return Samples(
@@ -63,13 +63,13 @@ def _batch(
     model.network.eval()
     solver = model.solver(steps)
     x = torch.stack([gaussian(model.shape, seed, "x_T") for seed in seeds]).to(model.device)
-    told, untold = _conditions(model, prompts, guidance)
+    condition, unconditional = _conditions(model, prompts, guidance)
     path, estimates = [x], []
     for t in steps_of("draw", list(solver.timesteps), "steps"):
         timesteps = t.to(model.device).expand(len(x))
-        answer = model.predict(x, timesteps, told)
-        if untold is not None and guidance is not None:
-            without = model.predict(x, timesteps, untold)
+        answer = model.predict(x, timesteps, condition)
+        if unconditional is not None and guidance is not None:
+            without = model.predict(x, timesteps, unconditional)
             answer = without + guidance * (answer - without)
         step = solver.step(answer, t, x)
         x = step.prev_sample
@@ -90,11 +90,11 @@ def _batch(
 def _conditions(
     model: DiffusionModel, prompts: Sequence[str], guidance: float | None
 ) -> tuple[Condition, Condition | None]:
-    """What the model is told with the prompts, and without, if that is wanted for guidance."""
+    """The condition that the prompts make, and that of empty prompts if guidance wants it."""
     if model.prompts is None:
         return {}, None
-    told = model.prompts.encoder(prompts)
-    return told, None if guidance in (None, 1.0) else repeated(model.prompts.encoder([""]), len(prompts))
+    condition = model.prompts.encoder(prompts)
+    return condition, None if guidance in (None, 1.0) else repeated(model.prompts.encoder([""]), len(prompts))
 
 
 def to_pixels(pictures: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
-from dtrak.limits import MOST, told
+from dtrak.limits import MOST, shortened
 
 Channels = Annotated[int, Field(gt=0, le=MOST["channels"])]
 Names = Annotated[list[str], Field(min_length=1, max_length=MOST["blocks"])]
@@ -39,7 +39,9 @@ def _sensible(unet: dict[str, Any]) -> dict[str, Any]:
     Known.model_validate(unet)
     for name, number in _numbers(unet, ""):
         if abs(number) > MOST["channels"]:
-            raise ValueError(f"model.unet.{name}: it must be at most {MOST['channels']:,} (it says {told(number)})")
+            raise ValueError(
+                f"model.unet.{name}: it must be at most {MOST['channels']:,} (it says {shortened(number)})"
+            )
     return unet
 
 

@@ -14,13 +14,13 @@ from dtrak.errors import DtrakError, UsageError
 from dtrak.files import write_text
 from dtrak.images.images import Images
 from dtrak.report import wording
-from dtrak.report.answers import answers
 from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.credit import charts
 from dtrak.report.curves import damping_curve, setting_curves
-from dtrak.report.glance import facts, trust
+from dtrak.report.overview import facts, trust
 from dtrak.report.plots import plain_value, plot
+from dtrak.report.proponents import answers
 from dtrak.report.selfinfluence import self_influences
 from dtrak.report.thumbnails import SMALL, Shown, embedded
 from dtrak.runs.run import Run

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.attribution.scores import Match, Scores
-from dtrak.report.answers import class_column
+from dtrak.report.proponents import class_column
 
 CLASSES, EACH = 12, 4  # at most so many of the largest classes, and so many images of each at either end
 

@@ -116,10 +116,10 @@ class Trainer:
         timesteps = torch.from_numpy(random.integers(model.timesteps, size=len(clean))).to(model.device)
         torch.manual_seed(int(random.integers(2**62)))  # for dropout
         model.network.train()
-        told = self.told(rows, random)
+        condition = self.condition(rows, random)
         for start in range(0, len(clean), self.at_once):
             part = slice(start, start + self.at_once)
-            own = {name: value[part] for name, value in told.items()}
+            own = {name: value[part] for name, value in condition.items()}
             loss = self.loss(clean[part], noise[part], timesteps[part], own)
             if not loss.isfinite():
                 reason = f"training diverged: the loss is {loss.item()} at step {self.step}; lower learning_rate"
@@ -133,11 +133,11 @@ class Trainer:
         model.network.eval()
         self.step += 1
 
-    def loss(self, clean: Tensor, noise: Tensor, timesteps: Tensor, told: Condition) -> Tensor:
+    def loss(self, clean: Tensor, noise: Tensor, timesteps: Tensor, condition: Condition) -> Tensor:
         """The mean of ‖target − network(x_t, t)‖² over some of a batch, each [b, …]."""
         model = self.model
         with torch.autocast(model.device.type, torch.bfloat16, enabled=self.settings.autocast):
-            predicted = model.predict(model.add_noise(clean, noise, timesteps), timesteps, told)
+            predicted = model.predict(model.add_noise(clean, noise, timesteps), timesteps, condition)
         return F.mse_loss(predicted.float(), model.training_target(clean, noise, timesteps))
 
     def batch(self) -> NDArray[np.int64]:
@@ -146,21 +146,21 @@ class Trainer:
         order = stream(self.settings.seed, "epoch", epoch).permutation(len(self.view))
         return order[place * self.settings.batch_size :][: self.settings.batch_size]
 
-    def told(self, rows: NDArray[np.int64], random: np.random.Generator) -> Condition:
-        """What the model is told about the images of this step, each [B, …]: nothing about some, if that is wanted."""
-        told = moved(self.view.condition(rows), self.model.device)
+    def condition(self, rows: NDArray[np.int64], random: np.random.Generator) -> Condition:
+        """The condition of the images of this step, each [B, …]; for some that of an empty prompt, if so wanted."""
+        condition = moved(self.view.condition(rows), self.model.device)
         if not self.settings.prompt_dropout:
-            return told
-        untold = torch.from_numpy(random.random(len(rows)) < self.settings.prompt_dropout).to(self.model.device)
-        empty = moved(self.untold, self.model.device)
+            return condition
+        dropped = torch.from_numpy(random.random(len(rows)) < self.settings.prompt_dropout).to(self.model.device)
+        empty = moved(self.empty_condition, self.model.device)
         return {
-            name: torch.where(untold.view(-1, *[1] * (value.dim() - 1)), empty[name], value)
-            for name, value in told.items()
+            name: torch.where(dropped.view(-1, *[1] * (value.dim() - 1)), empty[name], value)
+            for name, value in condition.items()
         }
 
     @cached_property
-    def untold(self) -> Condition:
-        """What the model is told by an empty prompt, each [1, …]."""
+    def empty_condition(self) -> Condition:
+        """The condition that an empty prompt makes, each [1, …]."""
         return {} if self.model.prompts is None else self.model.prompts.encoder([""])
 
     def save(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The figures of a counterfactual evaluation: how far its pictures are from the originals, and the pictures themselves."""
+"""The figures of a counterfactual evaluation: distances to the originals, and the pictures themselves."""
 
 from pathlib import Path
 

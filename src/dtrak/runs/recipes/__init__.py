@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from dtrak.errors import UsageError
-from dtrak.limits import told
+from dtrak.limits import shortened
 from dtrak.models.families import FAMILIES
 from dtrak.runs.recipes.reading import read_yaml, recipe_names, recipe_text
 from dtrak.runs.recipes.schema import Attribution, Evaluation, Recipe, Training
@@ -40,7 +40,7 @@ def load_recipe(source: str, scale: str | None = None, changes: Mapping[str, Any
         scales = {name: content.pop(name) for name in SCALES if name in content}
         for name, own in scales.items():
             if not isinstance(own, dict):
-                raise UsageError(f"{source}: {name}: it must hold the fields that differ (it says {told(own)})")
+                raise UsageError(f"{source}: {name}: it must hold the fields that differ (it says {shortened(own)})")
         if scale is not None and scale not in scales:
             raise UsageError(f"{source} has no scale {scale!r}: {_known_scales(scales)}")
         content = _merged(_merged(content, scales.get(scale or "", {})), changes or {})
@@ -77,7 +77,7 @@ def _described(problem: Any) -> str:
     place = problem["loc"]
     field = ".".join(map(str, place)) or "the recipe"
     is_clear = problem["type"] == "missing" or not place
-    says = "" if is_clear else f" (it says {told(problem['input'])})"
+    says = "" if is_clear else f" (it says {shortened(problem['input'])})"
     return f"{field}: {problem['msg']}{says}"
 
 

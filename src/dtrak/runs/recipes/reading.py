@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from dtrak.errors import UsageError
-from dtrak.limits import told
+from dtrak.limits import shortened
 
 LONGEST = 1 << 20  # bytes; a recipe has a few thousand
 DEEPEST = 32  # mappings and lists in each other
@@ -44,7 +44,7 @@ def recipe_text(source: str) -> str:
         raise UsageError(f"cannot read {source}: {error.strerror}") from None
     except (OSError, ValueError):  # nothing has that name, or nothing can have it
         names = ", ".join(recipe_names())
-        raise UsageError(f"unknown recipe {told(source)}: choose from {names}, or give a YAML file") from None
+        raise UsageError(f"unknown recipe {shortened(source)}: choose from {names}, or give a YAML file") from None
 
 
 def read_yaml(source: str) -> Any:

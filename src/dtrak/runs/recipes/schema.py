@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from dtrak.errors import UsageError
 from dtrak.images.selection import Selection
 from dtrak.inputs.settings import Settings
-from dtrak.limits import MOST, told
+from dtrak.limits import MOST, shortened
 from dtrak.models.families import FAMILIES, ModelFamily, family_of
 from dtrak.sections import Fraction, Open, Positive, Section, Seed
 
@@ -146,9 +146,11 @@ class Recipe(Section):
         """Where its run lies if the user does not say: below runs/, under its name."""
         name = self.name
         if not name.isprintable() or name != name.strip() or name in ("", ".", "..") or {"/", "\\"} & {*name}:
-            raise UsageError(f"name {told(name)}: no folder in runs can be called so; give another name, or --out")
+            raise UsageError(f"name {shortened(name)}: no folder in runs can be called so; give another name, or --out")
         if len(name.encode()) > LONGEST_NAME:
-            raise UsageError(f"name {told(name)}: it is longer than {LONGEST_NAME} letters; shorten it, or give --out")
+            raise UsageError(
+                f"name {shortened(name)}: it is longer than {LONGEST_NAME} letters; shorten it, or give --out"
+            )
         return Path("runs") / self.name
 
     def of_training(self) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError
-from dtrak.explorer.asked import MOST_BYTES, MOST_PICTURES
 from dtrak.explorer.catalog import Catalog, Entry, labels
 from dtrak.explorer.exploration import Exploration
+from dtrak.explorer.kept_pictures import MOST_BYTES, MOST_PICTURES
 from dtrak.explorer.scoring import Scored
 from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
@@ -146,8 +146,8 @@ def scores_of(exploration: Exploration, scored: Scored, entry: Entry, method: Me
 
 def _check_finite(values: NDArray[Any], damping: Damping) -> None:
     if not np.isfinite(values).all():
-        told = f"{damping.value:g}" if damping.kind in ("relative", "absolute") else damping.kind
-        raise UsageError(f"damping {told}: it makes scores that no number can hold")
+        shown = f"{damping.value:g}" if damping.kind in ("relative", "absolute") else damping.kind
+        raise UsageError(f"damping {shown}: it makes scores that no number can hold")
 
 
 def _neighbours(catalog: Catalog, entry: Entry) -> dict[str, str | None]:

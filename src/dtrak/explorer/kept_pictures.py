@@ -109,7 +109,7 @@ def _is_own(run: Run, path: Path) -> bool:
     """Whether we made it: its name has to be that of its pixels."""
     try:
         pixels = Picture(path.name, path).pixels(run.train_images.shape[0], None, None)
-        return name_of(pixels, _told(path).get(PROMPT)) == path.name
+        return name_of(pixels, _kept_about(path).get(PROMPT)) == path.name
     except UNREADABLE:
         return False
 
@@ -125,15 +125,15 @@ def _remove(run: Run, path: Path) -> None:
 
 
 def _open(run: Run, path: Path) -> Images:
-    image, told = run.query_images(str(path)), _told(path)
-    columns = {SEED: np.array([int(told[SEED])])} if SEED in told else {}
-    columns |= {PROMPT: np.array([told[PROMPT]])} if PROMPT in told else {}
-    image = replace(image, columns=columns) if told else image
+    image, about = run.query_images(str(path)), _kept_about(path)
+    columns = {SEED: np.array([int(about[SEED])])} if SEED in about else {}
+    columns |= {PROMPT: np.array([about[PROMPT]])} if PROMPT in about else {}
+    image = replace(image, columns=columns) if about else image
     _ = image.fingerprint  # is found and kept as long as the file is there
     return image
 
 
-def _told(path: Path) -> dict[str, str]:
+def _kept_about(path: Path) -> dict[str, str]:
     """Where a picture came from: its seed and its prompt, if it had them."""
     about = path.with_suffix(".json")
     return {name: str(value) for name, value in json.loads(about.read_text()).items()} if about.exists() else {}

@@ -42,7 +42,7 @@ class Solver(Protocol):
         """From x_t, with the network's answer to it."""
 
 
-class Process(Protocol):
+class NoiseProcess(Protocol):
     """What objectives, training and sampling have to know of a model's noise. `t` is [B]; images are [B, C, H, W]."""
 
     @property
@@ -193,7 +193,7 @@ class Euler:
         return EulerStep(x + (then - now) * answer, x - now * answer)
 
 
-def process_of(scheduler: Any, source: str) -> Process:
+def noise_process_of(scheduler: Any, source: str) -> NoiseProcess:
     """What a scheduler of diffusers stands for; refuses answers that are not understood."""
     if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
         # One that has drawn a picture has only the σ of its steps left.
