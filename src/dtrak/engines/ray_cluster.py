@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from dtrak.ending import listen_again
 from dtrak.engines import MOST_DEATHS, Context, Job, Result, attempt, cores
 from dtrak.engines.this_process import exactly
 from dtrak.errors import DtrakError, UsageError
@@ -76,6 +77,7 @@ class RayCluster:
                 raise UsageError(
                     f"no Ray cluster at {self.address}: `ray start --head` starts one, and says its address ({reason})"
                 ) from error
+        listen_again()  # Ray would abort the process
         try:
             self._check_fits(threads, gpu)
             yield
