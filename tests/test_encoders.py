@@ -118,7 +118,7 @@ def test_embed_gives_every_row_in_order(encoder: Encoder, capfd: pytest.CaptureF
 
 def test_neither_torch_nor_transformers_is_imported_before_an_encoder_is_loaded() -> None:
     code = (
-        "import sys, dtrak.encoders; "
+        "import sys, dtrak.features.encoders; "
         "sys.exit(', '.join({'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()) or 0)"
     )
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -20,6 +20,7 @@ MESSAGE = "terminated; the same command goes on where this one stopped"
 SECONDS_TO_END = 8.0  # those who send SIGTERM often kill ten seconds later
 
 _came, _heard = threading.Event(), threading.Event()  # to this process; to the work
+_listening = threading.Event()  # whether SIGTERM is ours to hear
 _said = threading.Lock()  # taken for good by the thread that says the one line
 
 
@@ -33,6 +34,7 @@ def ended_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # no other thread hears signals
         yield
         return
+    _listening.set()
     near, far = socket.socketpair()
     far.setblocking(False)
     threading.Thread(target=_watch, args=[near], daemon=True).start()
@@ -41,9 +43,16 @@ def ended_by_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
+        _listening.clear()
         signal.set_wakeup_fd(wakeup)
         signal.signal(signal.SIGTERM, before)
         far.close()  # which ends the thread
+
+
+def listen_again() -> None:
+    """After a library has taken SIGTERM for itself."""
+    if _listening.is_set() and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _hear)
 
 
 def has_come() -> bool:

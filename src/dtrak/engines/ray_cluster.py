@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from dtrak.ending import listen_again
 from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cores
 from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
 from dtrak.engines.this_process import exactly
@@ -86,6 +87,7 @@ class RayCluster:
                 raise UsageError(
                     f"no Ray cluster at {self.address}: `ray start --head` starts one, and says its address ({reason})"
                 ) from error
+        listen_again()  # Ray would abort the process
         try:
             self._check_fits(threads, gpu)
             yield
