@@ -171,16 +171,19 @@ def test_more_connections_than_there_may_be(server: Server) -> None:
 
 def test_answers_on_one_connection_come_at_once(server: Server) -> None:
     connection = HTTPConnection("127.0.0.1", server.client.base_url.port, timeout=PATIENCE)
-    taken = []
-    for number in range(60):
-        started = time.perf_counter()
-        connection.request("GET", f"/api/answer?query=seed-00001.png&damping={1 + number}")
-        response = connection.getresponse()
-        assert response.status == 200
-        response.read()
-        taken.append(time.perf_counter() - started)
+    medians = []
+    for batch in range(10):  # of which one will find the machine idle
+        taken = []
+        for number in range(30):
+            started = time.perf_counter()
+            connection.request("GET", f"/api/answer?query=seed-00001.png&damping={1 + batch + number / 100}")
+            response = connection.getresponse()
+            assert response.status == 200
+            response.read()
+            taken.append(time.perf_counter() - started)
+        medians.append(statistics.median(taken))
     connection.close()
-    assert statistics.median(taken) < 0.03  # 3 ms on an idle machine; 44 ms where the system waits to send
+    assert min(medians) <= 0.005  # 44 ms where the system waits for more to send
 
 
 def test_what_is_no_http_is_refused_with_the_guards_headers(server: Server) -> None:

@@ -14,10 +14,9 @@ def listen(host: str, port: int | None) -> socket.socket:
     try:
         found_at = socket.getaddrinfo(host, port or PORT, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         family, kind, protocol, _, address = found_at[0]
-    except OSError as error:
-        raise UsageError(
-            f"host {host!r}: {error.strerror}; give an address of this machine such as 127.0.0.1"
-        ) from None
+    except (OSError, UnicodeError) as error:  # the latter where a part of the name is empty or too long
+        reason = getattr(error, "strerror", None) or "it is not the name of a machine"
+        raise UsageError(f"host {host!r}: {reason}; give an address of this machine such as 127.0.0.1") from None
     for tried in range(PORT, PORT + TRIED) if port is None else [port]:
         found = socket.socket(family, kind, protocol)  # asyncio sends at once (TCP_NODELAY) only where TCP is named
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
