@@ -26,7 +26,7 @@ from dtrak.runs.run import Run
 
 FOLDER, FEATURES = "asked", "features"
 NAME = re.compile(r"[0-9a-f]{16}\.png")
-MADE = re.compile(r"manifest\.json|cost\.json|shard-\d+\.safetensors|embeddings-.*\.npy|\.locks|\d{5}|\..*\.tmp")
+MADE = re.compile(r"manifest\.json|cost\.json|shard-\d+\.safetensors|embeddings-.*\.npy|\d{5}|\..*\.tmp")
 UNREADABLE = (DtrakError, OSError, ValueError, AttributeError)  # a picture, or the .json beside it
 MOST_PICTURES = 200  # that are kept
 MOST_BYTES = 256 << 20  # that they may take with their features
@@ -91,12 +91,12 @@ def _paths(run: Run) -> list[Path]:
 
 
 def _all_of(run: Run, path: Path) -> Iterator[Path]:
-    """Every file and folder that belongs to a picture, what is in a folder before the folder."""
-    yield from (path, path.with_suffix(".json"))
+    """Every file and folder that belongs to a picture, in the order in which a kill between two leaves no orphans."""
     features = features_of(run, path.name)
     if features.is_dir() and not features.is_symlink():
-        yield from sorted(features.rglob("*"), reverse=True)
+        yield from sorted(features.rglob("*"), reverse=True)  # what is in a folder before the folder
         yield features
+    yield from (path, path.with_suffix(".json"))
 
 
 def _size(path: Path) -> int:
