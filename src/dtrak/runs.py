@@ -47,7 +47,7 @@ class Run:
         ids = None if recipe.data.subset is None else "".join(f"{one}\n" for one in read_ids(recipe.data.subset))
         run = cls(Path(folder), recipe)
         path, text = run.folder / "recipe.yaml", dump_recipe(recipe if ids is None else recipe.with_subset(SUBSET))
-        if path.exists():
+        if os.path.exists(path):
             run._check_same(ids)
             if path.read_text(encoding="utf-8") != text:
                 write_text(path, text)
@@ -62,7 +62,7 @@ class Run:
     @classmethod
     def open(cls, folder: str | Path) -> "Run":
         path = Path(folder) / "recipe.yaml"
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise UsageError(
                 f"{folder} is not a run: it has no recipe.yaml (`dtrak train RECIPE --out {folder}` makes one)"
             )
