@@ -382,6 +382,8 @@ def explained(error: BaseException) -> tuple[int, str]:
             return error.exit_code, str(error)
         case typer.TyperException():
             return error.exit_code, f"{error.format_message().rstrip('.')} (--help tells more)"
+        case OSError(filename=str(name), strerror=str(reason)):
+            return 1, f"cannot use {name}: {reason}"
         case KeyboardInterrupt():
             return INTERRUPTED, "interrupted; the same command goes on where this one stopped"
         case _:

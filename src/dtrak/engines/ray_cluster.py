@@ -14,7 +14,7 @@ from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cor
 from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
 from dtrak.engines.this_process import exactly
 from dtrak.errors import DtrakError, UsageError
-from dtrak.limits import MOST, shortened
+from dtrak.limits import MOST
 
 SECONDS_TO_ANSWER = 10.0
 
@@ -26,6 +26,8 @@ class RayCluster:
     def __init__(self, workers: int | None = None, address: str | None = None) -> None:
         self.workers = workers  # as many as the cluster has CPUs for if None
         self.address = address  # "auto", host:port, or None for a cluster of its own on this machine
+        if address is not None:
+            _check_address(address)
         self.ray = _import_ray(on_this_machine=address is None)
 
     def run(
@@ -133,16 +135,20 @@ def _import_ray(on_this_machine: bool) -> Any:
     return ray
 
 
+def _check_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if address == "auto" or (host and re.fullmatch("[0-9]{1,5}", port) and int(port) <= MOST["port"]):
+        return
+    raise UsageError(
+        f"address {told(address)}: give the host:port of a Ray cluster, or auto for the one on this machine"
+    )
+
+
 def _check_answers(address: str) -> None:
     """Ray itself would knock for many minutes."""
-    host, _, port = address.rpartition(":")
-    if address == "auto":
-        return
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > MOST["port"]:
-        raise UsageError(
-            f"address {shortened(address)}: give the host:port of a Ray cluster, or auto for the one on this machine"
-        )
-    socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
 
 
 def _answer(task: tuple[Callable[[Context, Job], Result], Context], job: Job, threads: int) -> bytes:

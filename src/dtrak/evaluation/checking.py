@@ -3,6 +3,8 @@
 `dtrak run`, `dtrak train` and `dtrak run --dry-run` call the same checks. They write nothing.
 """
 
+import os
+
 import torch
 
 from dtrak.attribution.preparing import check_objective
@@ -70,7 +72,7 @@ def asks_encoder(run: Run) -> bool:
 
 def _check_can_learn(run: Run, methods: list[Method]) -> None:
     """Refuse methods that learn from retrained models, if the run will have none."""
-    if (run.folder / "benchmark" / "masks.npy").exists():
+    if os.path.exists(run.folder / "benchmark" / "masks.npy"):
         return
     for one in methods:
         if one.source.uses_retrained:

@@ -38,7 +38,7 @@ class Benchmark:
     def open(cls, folder: str | Path) -> "Benchmark":
         found = cls(Path(folder))
         for name in ("model", "train.npz", "masks.npy"):
-            if not (found.folder / name).exists():
+            if not os.path.exists(found.folder / name):
                 raise UsageError(f"{folder} is not a benchmark: it has no {name} (`dtrak evaluate lds RUN` makes one)")
         return found
 

@@ -36,7 +36,9 @@ def new(unet: dict[str, Any], schedule: dict[str, Any], shape: tuple[int, int, i
     try:
         network = UNet2DModel(**fitted)
         model = _assemble(network, DDPMScheduler(**schedule), source)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # diffusers stumbles in many ways
         raise UsageError(f"{source}: model.unet: no U-Net can be built from it: {error}") from error
     halvings = len(network.config.block_out_channels) - 1
     if height % 2**halvings or width % 2**halvings:

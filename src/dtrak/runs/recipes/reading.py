@@ -50,8 +50,8 @@ def recipe_text(source: str) -> str:
 def read_yaml(source: str) -> Any:
     """What the YAML of a recipe says, unchecked."""
     text = recipe_text(source)
-    loader = yaml.SafeLoader(text)
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -67,8 +67,6 @@ def read_yaml(source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
         raise UsageError(f"{source} is not YAML{where}: {getattr(error, 'problem', error)}") from None
-    finally:
-        loader.dispose()
 
 
 def _check_size(root: yaml.Node, source: str) -> None:
