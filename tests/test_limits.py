@@ -92,7 +92,7 @@ def test_retraining_in_python_has_the_same_limits(name: str) -> None:
 def test_engines_have_a_limit() -> None:
     with pytest.raises(UsageError, match="workers 1000000000: it must be at most 1,024"):
         make_engine("pool", workers=10**9)
-    with pytest.raises(UsageError, match="no Ray cluster at xxx.*: label .* too long"):
+    with pytest.raises(UsageError, match=r"no Ray cluster at xxx.*: label .* too long"):
         list(make_engine("ray", address="x" * 300 + ":1").run(print, 1, [1]))
 
 

@@ -140,7 +140,7 @@ def _check_address(address: str) -> None:
     if address == "auto" or (host and re.fullmatch("[0-9]{1,5}", port) and int(port) <= MOST["port"]):
         return
     raise UsageError(
-        f"address {told(address)}: give the host:port of a Ray cluster, or auto for the one on this machine"
+        f"address {shortened(address)}: give the host:port of a Ray cluster, or auto for the one on this machine"
     )
 
 
