@@ -14,7 +14,7 @@ from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cor
 from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
 from dtrak.engines.this_process import exactly
 from dtrak.errors import DtrakError, UsageError
-from dtrak.limits import MOST
+from dtrak.limits import MOST, shortened
 
 SECONDS_TO_ANSWER = 10.0
 
