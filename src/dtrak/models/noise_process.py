@@ -87,8 +87,8 @@ class Diffusion:
         return alphas.sqrt(), (1 - alphas).sqrt()
 
     def add_noise(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        signal, sigma = self.signal_and_noise(t)
-        return signal * clean + sigma * noise
+        noisy: Tensor = self.scheduler.add_noise(clean, noise, t)
+        return noisy
 
     def time(self, t: Tensor) -> Tensor:
         return t
@@ -96,8 +96,8 @@ class Diffusion:
     def training_target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         if self.scheduler.config.prediction_type == "epsilon":
             return noise
-        signal, sigma = self.signal_and_noise(t)
-        return signal * noise - sigma * clean
+        velocity: Tensor = self.scheduler.get_velocity(clean, noise, t)
+        return velocity
 
     def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         return noise
@@ -125,7 +125,7 @@ class Diffusion:
 
     def described(self) -> bytes:
         kind: str = self.scheduler.config.prediction_type
-        content: bytes = self.scheduler.alphas_cumprod.numpy().tobytes()
+        content: bytes = self.scheduler.alphas_cumprod.cpu().numpy().tobytes()  # diffusers moves them along
         return kind.encode() + content
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.cbook import boxplot_stats
 from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError
@@ -134,7 +135,6 @@ def _panel(title: str, better: str, digits: int, by_method: dict[str, Floats]) -
 
 
 def _box(method: str, values: Floats) -> Box:
-    first, median, third = np.percentile(values, [25, 50, 75]).tolist()
-    reach = WHISKER * (third - first)
-    inside = values[(values >= first - reach) & (values <= third + reach)]
-    return Box(method, float(inside.min()), first, median, third, float(inside.max()), values.tolist())
+    (found,) = boxplot_stats(values, whis=WHISKER)
+    low, first, median, third, high = (float(found[name]) for name in ("whislo", "q1", "med", "q3", "whishi"))
+    return Box(method, low, first, median, third, high, values.tolist())

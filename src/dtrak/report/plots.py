@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matplotlib.ticker import MaxNLocator
+
 from dtrak.report.curves import Curve, Sample
 from dtrak.report.wording import plain
 
@@ -90,11 +92,7 @@ def plot(curve: Curve) -> Plot:
 
 def nice_ticks(low: float, high: float) -> list[float]:
     """Round numbers, 1, 2 or 5 of a power of ten apart, that enclose low and high, or at least 1 between them."""
-    high = max(high, low + 1)
-    rough = (high - low) / TICKS
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    return [step * index for index in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
+    return list(map(float, MaxNLocator(TICKS, steps=[1, 2, 5, 10]).tick_values(low, max(high, low + 1))))
 
 
 def x_tick_values(xs: Sequence[float], log: bool) -> Sequence[float]:
