@@ -159,6 +159,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"data": {"size": 10**6}}, "data.size: Input should be less than or equal to 8192 (it says 1000000)"),
     ({"data": {"validation": "gone.npz"}}, "no images at 'gone.npz'"),
     ({"data": {"train": "gone.npz"}}, "no images at 'gone.npz'"),
+    ({"data": {"select_validation": {"count": 900}}}, "has 797 images to select from, but select.count is 900"),
 ]
 
 

@@ -1,6 +1,8 @@
 """Which GPU a worker gets. The cards are made up, the workers are real: each says which one it sees."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -121,14 +123,29 @@ def test_features_ask_for_the_card_that_the_model_is_on(
     assert moves == ([device] if device == "cpu" else ["cpu", device]), "it comes back"
 
 
-def test_a_ray_cluster_of_its_own_has_the_same_card() -> None:
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    assert [card for _, (_, card) in make_engine("ray", 1).run(seen, 0.0, range(2), gpu=True, card=1)] == ["5", "5"]
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
+RAY = """
+import os
+from dtrak.engines import make_engine, pool
+from dtrak.errors import UsageError
+from test_engine_cards import CARDS, seen
+
+pool.gpus = lambda: CARDS
+print([card for _, (_, card) in make_engine("ray", 1).run(seen, 0.0, range(2), gpu=True, card=1)])
+print(os.environ.get("CUDA_VISIBLE_DEVICES"))
+try:
+    list(make_engine("ray", address="127.0.0.1:1").run(seen, 0.0, [1], gpu=True, card=1))
+except UsageError as error:
+    print(error)
+"""
 
 
-def test_a_running_cluster_cannot_be_told_which_card() -> None:
-    with pytest.raises(
-        UsageError, match=r"device cuda:1: a running Ray cluster chooses the GPUs itself: give --device"
-    ):
-        list(make_engine("ray", address="127.0.0.1:1").run(seen, 0.0, [1], gpu=True, card=1))
+def test_a_ray_cluster_of_its_own_has_the_same_card_and_a_running_one_cannot_be_told() -> None:
+    """In a process of its own, as Ray reads its settings once."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run([sys.executable, "-c", RAY], capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines() == [
+        "['5', '5']",
+        "None",
+        "device cuda:1: a running Ray cluster chooses the GPUs itself: give --device cuda",
+    ], done.stderr

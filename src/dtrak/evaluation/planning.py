@@ -220,12 +220,13 @@ def plan(recipe: Recipe, folder: Path, device: str = "cpu") -> Table:
     """What a run of the recipe in this folder would take, and what stands in its way."""
     data, missing = recipe.data, list[str]()
     train = _count(data.train, data.select, missing)
+    is_there = not missing
     validation = 0 if data.validation is None else _count(data.validation, data.select_validation, missing)
     shape = _shape(recipe)
     layout = recipe.family.lay_out(recipe.model, shape, recipe.name)
     run, count = Run(folder, recipe), train if data.subset is None else len(read_ids(data.subset))
     run.check_folder()
-    if not missing:
+    if is_there:
         run.check_recipe()
     check_settings(run, count, shape, layout)
     missing += recipe.family.to_fetch(recipe.model, layout)
@@ -252,12 +253,31 @@ def _count(source: str, select: Selection | None, missing: list[str]) -> int:
     try:
         return len(find_source(source, select).pictures)
     except UsageError as error:
-        if stated is None:
+        if stated is None or _is_there(source):
             raise
         missing.append(f"Missing: {error}")
         return stated
 
 
+<<<<<<< HEAD:src/dtrak/evaluation/planning.py
+=======
+def _is_there(source: str) -> bool:
+    """Whether there are images at all, of which a selection may ask too much."""
+    try:
+        return bool(find_source(source, None).pictures)
+    except UsageError:
+        return False
+
+
+def _pipeline_missing(model: Model, layout: Layout) -> list[str]:
+    if isinstance(model, DDPMRecipe) or Path(model.base).is_dir():
+        return []
+    if layout.is_assumed:
+        return [f"Missing: {model.base} could not be looked up: its sizes are taken to be Stable Diffusion 1's"]
+    return [f"{model.base} will be downloaded, unless it was before"]
+
+
+>>>>>>> h4:src/dtrak/planning.py
 def _shape(recipe: Recipe) -> tuple[int, int, int]:
     """(C, H, W) as the recipe says, or as the images have it."""
     data = recipe.data
