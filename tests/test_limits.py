@@ -92,10 +92,6 @@ def test_retraining_in_python_has_the_same_limits(name: str) -> None:
 def test_engines_have_a_limit() -> None:
     with pytest.raises(UsageError, match="workers 1000000000: it must be at most 1,024"):
         make_engine("pool", workers=10**9)
-<<<<<<< HEAD
-    with pytest.raises(UsageError, match=r"no Ray cluster at xxx.*: label .* too long"):
-        list(make_engine("ray", address="x" * 300 + ":1").run(print, 1, [1]))
-=======
 
 
 def test_an_address_that_no_machine_can_have_is_one_line(own_run: Path) -> None:
@@ -103,7 +99,6 @@ def test_an_address_that_no_machine_can_have_is_one_line(own_run: Path) -> None:
     outcome = dtrak("attribute", own_run, "--seed", 5, "--engine", "ray", "--address", address, cwd=own_run)
     assert (outcome.code, outcome.out) == (2, "")
     assert f"no Ray cluster at {address}" in outcome.err.splitlines()[-1]
->>>>>>> h4
 
 
 @pytest.mark.parametrize(

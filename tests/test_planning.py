@@ -180,9 +180,7 @@ def test_as_many_images_share_a_pass_as_was_foretold(
     recipe = load_recipe("artbench2", "small", changes)
     layout = recipe.family.lay_out(recipe.model, shape, "tiny")
     memory = int((images + 0.5) * layout.activations / MEMORY_SHARE)
-    monkeypatch.setattr(
-        "dtrak.runs.run.run.run.run.run.run.run.run.run.run.run.run.run.training.total_memory", lambda device: memory
-    )
+    monkeypatch.setattr("dtrak.runs.training.total_memory", lambda device: memory)
     settings = RetrainingSettings.going_on(tmp_path, recipe.evaluation, {})
     made = Plan(recipe, 50, 10, shape, layout, torch.device("cpu"), memory, settings)
     paintings = load_images(str(save_paintings(tmp_path / "paintings", 7)))

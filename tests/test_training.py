@@ -84,7 +84,7 @@ def test_a_batch_that_does_not_fit_goes_through_in_parts(
     whole = make_trainer(gradient_clip=1e9)
     memory = (fitting + 0.5) * whole.bytes_per_image / MEMORY_SHARE
     monkeypatch.setattr(
-        "dtrak.runs.run.run.run.run.run.run.run.run.run.run.run.run.run.training.total_memory",
+        "dtrak.runs.training.total_memory",
         lambda device: int(memory),
     )
     split = make_trainer(gradient_clip=1e9)

@@ -259,8 +259,6 @@ def _count(source: str, select: Selection | None, missing: list[str]) -> int:
         return stated
 
 
-<<<<<<< HEAD:src/dtrak/evaluation/planning.py
-=======
 def _is_there(source: str) -> bool:
     """Whether there are images at all, of which a selection may ask too much."""
     try:
@@ -269,15 +267,6 @@ def _is_there(source: str) -> bool:
         return False
 
 
-def _pipeline_missing(model: Model, layout: Layout) -> list[str]:
-    if isinstance(model, DDPMRecipe) or Path(model.base).is_dir():
-        return []
-    if layout.is_assumed:
-        return [f"Missing: {model.base} could not be looked up: its sizes are taken to be Stable Diffusion 1's"]
-    return [f"{model.base} will be downloaded, unless it was before"]
-
-
->>>>>>> h4:src/dtrak/planning.py
 def _shape(recipe: Recipe) -> tuple[int, int, int]:
     """(C, H, W) as the recipe says, or as the images have it."""
     data = recipe.data
