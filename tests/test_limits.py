@@ -113,7 +113,7 @@ def test_timesteps_without_end_are_refused(choice: int | str) -> None:
 
 
 def test_noises_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtrak.features.store.store.store.store.featurizing.total_memory", lambda device: 2_000_000)
+    monkeypatch.setattr("dtrak.features.featurizing.total_memory", lambda device: 2_000_000)
     check_copies(10, 10, (1, 50, 49), torch.device("cpu"))
     with pytest.raises(UsageError, match="100 timesteps with 10 draws each: their noises take "):
         check_copies(100, 10, (1, 50, 49), torch.device("cpu"))
