@@ -126,7 +126,7 @@ def test_times_that_cannot_be_read_were_not_kept(text: str, folder: Path) -> Non
 def test_a_misshapen_benchmark_json_is_one_line(content: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "benchmark.json").write_text(content)
     with pytest.raises(UsageError, match=says):
-        RetrainingSettings.going_on(tmp_path, Evaluation(), {})
+        RetrainingSettings.resumed(tmp_path, Evaluation(), {})
 
 
 def test_evaluate_names_a_misshapen_benchmark_json(own_run: Path) -> None:

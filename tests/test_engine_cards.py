@@ -86,7 +86,7 @@ def picture_of_card(context: Retraining, job: TrainingJob) -> dict[str, Any]:
 
 def test_counterfactuals_have_the_card_that_was_asked_for(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "retrain", picture_of_card)
-    question = replace(redrawing.ask(Run.open(own_run), "cpu", count=1), device="cuda:1")
+    question = replace(redrawing.choose_pictures(Run.open(own_run), "cpu", count=1), device="cuda:1")
     sets = np.arange(1000)[None] < 5
     (drawn,) = redrawing.draw_without(question, sets, np.zeros((1, 1), dtype=np.int64), [None], make_engine("pool"))
     assert (drawn.pictures == 5).all()

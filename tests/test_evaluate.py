@@ -14,6 +14,7 @@ from commands import dtrak as run_dtrak
 from conftest import tiny_recipe
 from dtrak.evaluation.comparison import compare
 from dtrak.inputs.benchmark import Benchmark
+from dtrak.inputs.settings import Settings
 from tiny_clip import save_clip
 
 IMAGES = 200
@@ -78,7 +79,7 @@ def test_lds_is_that_of_the_scores_that_attribute_gives(evaluated: Path, queries
     folder = evaluated / "run" / "benchmark"
     masks, losses = truth(evaluated, queries)
     options = {"damping": "absolute:0.01", "timesteps": 2, "projection_dim": 64}
-    found = compare(Benchmark.open(folder), ["d-trak"], folder.parent / queries, queries=queries, **options)
+    found = compare(Benchmark.open(folder), ["d-trak"], folder.parent / queries, Settings(**options), queries=queries)
     scores = dtrak.attribute(folder / "model", folder / "train.npz", folder / f"{queries}.npz", "d-trak", **options)
     np.testing.assert_allclose(found.results[0].lds.per_query, lds_by_scipy(scores.values, masks, losses), atol=1e-6)
     assert found.subsets == 8  # nothing was fitted
@@ -96,21 +97,21 @@ def test_the_best_damping_is_chosen_on_one_half_and_reported_on_the_other(evalua
         halves = [lds_by_scipy(scores.values, masks[half], losses[half]).mean() for half in (slice(4), slice(4, 8))]
         tried[10.0 ** (power / 2)] = halves
     chosen, best = (
-        compare(Benchmark.open(folder), ["d-trak"], tmp_path, damping=damping, **options).results[0]
+        compare(Benchmark.open(folder), ["d-trak"], tmp_path, Settings(**options), damping=damping).results[0]
         for damping in ("chosen", "best")
     )
     expected = max(tried, key=lambda damping: tried[damping][0])
     assert chosen.damping == pytest.approx(expected)
     assert chosen.lds.mean == pytest.approx(tried[expected][1], abs=1e-4)
     assert best.lds.mean >= chosen.lds.mean - 100  # over all eight subsets, so only its range is known here
-    both = compare(Benchmark.open(folder), ["d-trak", "datamodel"], tmp_path, damping="best", **options)
+    both = compare(Benchmark.open(folder), ["d-trak", "datamodel"], tmp_path, Settings(**options), damping="best")
     assert both.results[0].lds.mean == pytest.approx(max(second for _, second in tried.values()), abs=1e-4)
     assert "best in hindsight" in both.note
 
 
 def test_methods_that_learn_from_retrained_models_see_only_the_first_half(evaluated: Path, tmp_path: Path) -> None:
     folder, (masks, losses) = evaluated / "run" / "benchmark", truth(evaluated)
-    found = compare(Benchmark.open(folder), ["empirical-influence"], tmp_path)
+    found = compare(Benchmark.open(folder), ["empirical-influence"], tmp_path, Settings())
     inside, first = masks[:4].astype(float), losses[:4]
     with np.errstate(invalid="ignore"):
         scores = (first.T @ (1 - inside)) / (1 - inside).sum(0) - (first.T @ inside) / inside.sum(0)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from dtrak.inputs.arrays import Vectors
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.preconditioner import ArrayRows
-from dtrak.kernels.ridge import decompose
 from dtrak.methods import METHODS
 
 Array = NDArray[np.float64]
@@ -35,7 +34,7 @@ def score_vectors(
     method: str, train: NDArray[np.floating[Any]], queries: NDArray[np.floating[Any]], damping: float = 1.0
 ) -> Array:
     rows = ArrayRows(train.astype(np.float32))
-    vectors = Vectors(rows, queries.astype(np.float32), lambda: decompose(rows))
+    vectors = Vectors(rows, queries.astype(np.float32))
     found: Array = METHODS[method].formula(vectors, Damping("absolute", damping)).astype(np.float64)
     return found
 

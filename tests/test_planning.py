@@ -35,7 +35,7 @@ MakeRecipe = Callable[..., Path]
 
 
 def steps_of(recipe: Recipe, train_images: int, validation: int, shape: tuple[int, int, int]) -> dict[str, PlannedStep]:
-    settings = RetrainingSettings.going_on(Path("nowhere"), recipe.evaluation, {})
+    settings = RetrainingSettings.resumed(Path("nowhere"), recipe.evaluation, {})
     layout = recipe.family.lay_out(recipe.model, shape, recipe.name)
     made = Plan(recipe, train_images, validation, shape, layout, torch.device("cpu"), 8 << 30, settings)
     return {one.name: one for one in made.steps()}
@@ -181,7 +181,7 @@ def test_as_many_images_share_a_pass_as_was_foretold(
     layout = recipe.family.lay_out(recipe.model, shape, "tiny")
     memory = int((images + 0.5) * layout.activations / MEMORY_SHARE)
     monkeypatch.setattr("dtrak.runs.training.total_memory", lambda device: memory)
-    settings = RetrainingSettings.going_on(tmp_path, recipe.evaluation, {})
+    settings = RetrainingSettings.resumed(tmp_path, recipe.evaluation, {})
     made = Plan(recipe, 50, 10, shape, layout, torch.device("cpu"), memory, settings)
     paintings = load_images(str(save_paintings(tmp_path / "paintings", 7)))
     trainer = Trainer(new_model(recipe.model, shape, "tiny"), paintings, recipe.training)

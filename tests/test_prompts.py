@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dtrak.errors import UsageError
+from dtrak.features.inputs import model_inputs
 from dtrak.images.images import Images
 from dtrak.models import load_model
 from dtrak.models.prompts import prompts_of
@@ -26,7 +27,7 @@ def test_some_prompts_are_left_empty_in_training(painting_recipe: Path, painting
 
     def told(share: float) -> Tensor:
         trainer.settings = trainer.settings.model_copy(update={"prompt_dropout": share})
-        return trainer.told(rows, np.random.default_rng(0))["encoder_hidden_states"]
+        return trainer.condition(rows, np.random.default_rng(0))["encoder_hidden_states"]
 
     assert torch.equal(told(0.0), own)
     assert torch.equal(told(1.0), empty.expand_as(own))
@@ -60,10 +61,10 @@ def test_prompts_of_images(
 
 def test_images_without_a_prompt_are_named(base: Path, paintings: Images, capsys: pytest.CaptureFixture[str]) -> None:
     bare = replace(paintings.select([0, 1]), columns={})
-    view = load_model(str(base)).view(bare)
+    view = model_inputs(load_model(str(base)), bare)
     assert view.prompts == ["", ""]
     assert f"No prompt for all images of {paintings.source}: the empty one is taken" in capsys.readouterr().err
-    load_model(str(base), prompt="by {artist}").view(paintings)
+    model_inputs(load_model(str(base), prompt="by {artist}"), paintings)
     assert f"Prompts of 18 images of {paintings.source}: “by {{artist}}” filled in" in capsys.readouterr().err
 
 

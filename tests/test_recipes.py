@@ -102,10 +102,10 @@ def test_everything_else_is_as_in_the_paper(name: str) -> None:
     assert (training.flip, training.checkpoints) == (True, 4)
     assert (recipe.generation.count, recipe.generation.steps) == (1000, 50)
     assert recipe.generation.guidance == (None if is_ddpm else 7.5)
-    assert select_timesteps(attribution.timesteps, recipe.model.timesteps) == tuple(range(0, 1000, 10))
+    assert select_timesteps(attribution.timesteps, recipe.timesteps) == tuple(range(0, 1000, 10))
     assert (attribution.method, attribution.draws, attribution.noise) == ("d-trak", 1, "shared")
     assert attribution.projection_dim == 32768
-    assert len(select_timesteps(str(evaluation.timesteps), recipe.model.timesteps)) == 1000
+    assert len(select_timesteps(str(evaluation.timesteps), recipe.timesteps)) == 1000
     assert (evaluation.noises, evaluation.validation, evaluation.generated) == (3, 1000, 1000)
     assert (evaluation.remove, evaluation.pictures) == (1000, 60)
     sizes = {"celeba": (140, 64), "cifar2": (None, 32), "cifar10": (None, 32)}

@@ -227,6 +227,7 @@ def test_killed_again_and_again_it_ends_with_the_same_weights_bit_for_bit(recipe
 
 def test_leftovers_of_a_kill_are_neither_read_nor_kept(recipe: MakeRecipe, tmp_path: Path, finished_run: Path) -> None:
     run = tmp_path / "run"
+    Run.create(run, load_recipe(str(recipe())))  # as a killed command leaves it
     (run / ".model.01234567.tmp" / "unet").mkdir(parents=True)
     (run / "checkpoints" / ".step-000002.01234567.tmp").mkdir(parents=True)
     (run / ".training.safetensors.01234567.tmp").write_bytes(b"half a file")

@@ -20,12 +20,9 @@ class Outcomes(Source):
     uses_retrained = True
 
     def check(self, task: Task) -> None:
-        found = len(self._losses(task).masks)
-        if found < FEWEST_MODELS:
-            raise UsageError(f"{found} retrained models are too few to compare: at least {FEWEST_MODELS}")
+        check_enough(self._losses(task))
 
     def inputs(self, task: Task) -> Iterator[RetrainedLosses]:
-        self.check(task)
         yield self._losses(task)
 
     def retrained_models(self, task: Task) -> int:
@@ -33,6 +30,13 @@ class Outcomes(Source):
 
     def _losses(self, task: Task) -> RetrainedLosses:
         return task.once("outcomes", lambda: _read(task))
+
+
+def check_enough(outcomes: RetrainedLosses) -> None:
+    """Refuse to compare too few models."""
+    found = len(outcomes.masks)
+    if found < FEWEST_MODELS:
+        raise UsageError(f"{found} retrained models are too few to compare: at least {FEWEST_MODELS}")
 
 
 def _read(task: Task) -> RetrainedLosses:

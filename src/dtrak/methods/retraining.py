@@ -7,7 +7,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LassoCV, RidgeCV
 
 from dtrak.inputs.arrays import RetrainedLosses
-from dtrak.inputs.outcomes import Outcomes
+from dtrak.inputs.outcomes import Outcomes, check_enough
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.preconditioner import Array
 from dtrak.methods.method import Method, Values
@@ -18,6 +18,7 @@ STRENGTHS = np.logspace(-2, 5, 22)  # of ridge regression; the masks' columns ha
 
 def empirical_influence(outcomes: RetrainedLosses, damping: Damping) -> Values:
     """τ(x)_n = mean loss of x over models trained without n − mean loss over models trained with n."""
+    check_enough(outcomes)
     masks = outcomes.masks.astype(np.float64)
     losses = outcomes.losses.astype(np.float64)
     with_it = losses.T @ masks / masks.sum(0).clip(min=1)
@@ -28,12 +29,14 @@ def empirical_influence(outcomes: RetrainedLosses, damping: Damping) -> Values:
 
 def datamodel(outcomes: RetrainedLosses, damping: Damping) -> Values:
     """τ(x) = −w of the ridge regression  loss(x) ≈ w·mask + c,  its strength chosen by leave-one-out for each query."""
+    check_enough(outcomes)
     fitted = RidgeCV(STRENGTHS, alpha_per_target=True).fit(*_regression(outcomes))
     return np.asarray(-fitted.coef_.reshape(outcomes.losses.shape[1], -1), dtype=np.float32)
 
 
 def datamodel_lasso(outcomes: RetrainedLosses, damping: Damping) -> Values:
     """τ(x) = −w of the lasso  loss(x) ≈ w·mask + c,  its strength chosen by cross-validation for each query."""
+    check_enough(outcomes)
     masks, losses = _regression(outcomes)
     folds = min(5, len(masks))
     with warnings.catch_warnings():

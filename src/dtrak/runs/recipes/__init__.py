@@ -4,6 +4,7 @@
 fields that differ when the same is tried at a small scale.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def load_recipe(source: str, scale: str | None = None, changes: Mapping[str, Any
             FAMILIES[model["kind"]].check_complete(model, f"{source} at scale {scale}" if scale else source)
     try:
         recipe = Recipe.model_validate(content)
-    except UsageError as error:  # a setting of the attribution
-        raise UsageError(f"{source}: attribution: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"{source}: {_described_setting(str(error))}") from None
     except ValidationError as error:
         problems = list(map(_described, error.errors()))
         more = f"; and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
@@ -79,6 +80,14 @@ def _described(problem: Any) -> str:
     is_clear = problem["type"] == "missing" or not place
     says = "" if is_clear else f" (it says {shortened(problem['input'])})"
     return f"{field}: {problem['msg']}{says}"
+
+
+def _described_setting(problem: str) -> str:
+    """What is wrong with a setting of the attribution, in the words of the others: "seed -3: it must not be …"."""
+    match = re.fullmatch(r"([a-z]+(?:-[a-z]+)*) (\S+): (.*)", problem)
+    if match is None:
+        return f"attribution: {problem}"
+    return f"attribution.{match[1].replace('-', '_')}: {match[3]} (it says {match[2]})"
 
 
 def dump_recipe(recipe: Recipe) -> str:
