@@ -78,9 +78,11 @@ def test_a_run_becomes_a_benchmark_and_a_table(evaluated: Path) -> None:
 def test_lds_is_that_of_the_scores_that_attribute_gives(evaluated: Path, queries: str) -> None:
     folder = evaluated / "run" / "benchmark"
     masks, losses = truth(evaluated, queries)
-    options = {"damping": "absolute:0.01", "timesteps": 2, "projection_dim": 64}
-    found = compare(Benchmark.open(folder), ["d-trak"], folder.parent / queries, Settings(**options), queries=queries)
-    scores = dtrak.attribute(folder / "model", folder / "train.npz", folder / f"{queries}.npz", "d-trak", **options)
+    options: dict[str, Any] = {"timesteps": 2, "projection_dim": 64}
+    damping, images = "absolute:0.01", (folder / "train.npz", folder / f"{queries}.npz")
+    cache = folder.parent / queries
+    found = compare(Benchmark.open(folder), ["d-trak"], cache, Settings(**options), queries=queries, damping=damping)
+    scores = dtrak.attribute(folder / "model", *images, "d-trak", damping=damping, **options)
     np.testing.assert_allclose(found.results[0].lds.per_query, lds_by_scipy(scores.values, masks, losses), atol=1e-6)
     assert found.subsets == 8  # nothing was fitted
 
