@@ -74,8 +74,13 @@ def kept_until_done(cache: Path | None, out: Path | None = None) -> Iterator[Pat
     elif out is not None and not is_stream(out):
         beside = out.with_name(f"{out.name}.features")
         _mark(beside)
-        yield beside
-        shutil.rmtree(beside, ignore_errors=True)
+        is_done = False
+        try:
+            yield beside
+            is_done = True
+        finally:
+            if is_done or os.listdir(beside) == [MARKER]:  # nothing in there to go on from
+                shutil.rmtree(beside, ignore_errors=True)
     else:
         with TemporaryDirectory() as temporary_folder:
             yield Path(temporary_folder)

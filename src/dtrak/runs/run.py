@@ -25,7 +25,7 @@ from dtrak.images.images import Images, load_images, read_ids
 from dtrak.images.selection import Selection
 from dtrak.runs.recipes import Recipe, dump_recipe, load_recipe
 from dtrak.sections import first_difference
-from dtrak.temporaries import clear_leftovers, clear_leftovers_below
+from dtrak.temporaries import TEMPORARY, clear_leftovers, clear_leftovers_below
 
 if TYPE_CHECKING:
     from dtrak.models import DiffusionModel
@@ -205,7 +205,8 @@ class Run:
     def _check_free(self, ids: str | None) -> None:
         """Refuse a folder that is no run but has what would be taken for a run's, or written over."""
         versions_of, subset = self.folder / "run.json", self.folder / SUBSET
-        taken = [self.folder / name for name in FOLDERS if (self.folder / name).exists()]
+        inside = [path for name in FOLDERS for path in self.folder.glob(f"{name}/*")]
+        taken = [path.parent for path in inside if not TEMPORARY.fullmatch(path.name)]
         if versions_of.exists() and '"dtrak"' not in versions_of.read_text(errors="replace"):
             taken.append(versions_of)
         if ids is not None and subset.exists() and subset.read_text(errors="replace") != ids:
