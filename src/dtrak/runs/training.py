@@ -37,11 +37,12 @@ SECONDS_BETWEEN_STATES = 20.0  # a state is kept at every checkpoint as well
 
 def train(run: Run, device: str) -> DiffusionModel:
     """Train the run's model, or take up where an earlier call was stopped; writes model/ and checkpoints/."""
-    if not run.is_trained:
+    state = run.folder / STATE
+    if not run.is_trained or state.exists():  # a kill between the two leaves both
         with alone_in(run.folder):
             if not run.is_trained:  # by whoever was in here before
                 _train(run, device)
-            (run.folder / STATE).unlink(missing_ok=True)
+            state.unlink(missing_ok=True)
     return run.model().to(device)
 
 
