@@ -34,26 +34,16 @@ from tempfile import TemporaryDirectory
 
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
+from dtrak import cli
 from dtrak.ending import MESSAGE, TERMINATED
 from dtrak.runs.run import versions
 from dtrak.tables import Table
 from dtrak.temporaries import TEMPORARY
 
-AT_A_TIME = 2
-PATIENCE = 300  # seconds that a command may take
+AT_A_TIME, PATIENCE = 2, 300  # commands; seconds that each may take
 IN_IMPORTS, SIGTERMS, SEVERAL = 0.05, 0.25, 0.25  # shares: two of the kills; of the trials, those with 2 to 4 kills
 SECONDS = re.compile(rb'("\w*seconds": )[^,\s]+')
-RECIPE = """
-name: tiny
-summary: a U-Net of 7,361 parameters on 200 embedded digits
-data: {train: "digits:train", validation: "digits:validation"}
-model: {unet: {block_out_channels: [8], layers_per_block: 1, down_block_types: [DownBlock2D], mid_block_type: null,
-    up_block_types: [UpBlock2D], norm_num_groups: 4, dropout: 0.1}}
-training: {epochs: 5, batch_size: 50, learning_rate: 0.01, checkpoints: 5}
-generation: {count: 40, steps: 5}
-attribution: {timesteps: 2, projection_dim: 64}
-evaluation: {subsets: 4, seeds: 1, timesteps: 2, noises: 1, validation: 10}
-"""
+RECIPE = Path(__file__).with_suffix(".yaml")
 COMMANDS = {
     "train": "train tiny.yaml --out run --subset ids.txt",
     "generate": "generate run",
@@ -106,11 +96,8 @@ def main() -> None:
         undisturbed(Path(folder), list(COMMANDS)[: 1 + list(COMMANDS).index(given.commands[-1])])
         trials = [Trial(name, Path(folder, name), began + 60 * given.minutes) for name in given.commands]
         found = list(pool.map(tried, trials))  # undisturbed as well, in as much company as those that will be killed
-        seconds, chance, turn = (
-            {one.name: one.seconds for one in found},
-            random.Random(given.seed),
-            itertools.cycle(trials),
-        )
+        seconds = {one.name: one.seconds for one in found}
+        chance, turn = random.Random(given.seed), itertools.cycle(trials)
         while (left := given.kills - sum(len(one.kills) for one in found)) and time.monotonic() < trials[0].ends:
             todo = []
             while left > 0:
@@ -120,7 +107,8 @@ def main() -> None:
             found += pool.map(tried, todo)
     print(f"`{shlex.join(['python', 'benchmarks/faults.py', *sys.argv[1:]])}`")
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
-    print(f"{date.today()}, {(time.monotonic() - began) / 60:.0f} minutes, {packages}\n")
+    done, minutes = sum(len(one.kills) for one in found), (time.monotonic() - began) / 60
+    print(f"{date.today()}, {done} of {given.kills} kills in {minutes:.0f} minutes, {packages}\n")
     print(table(given.commands, [one for one in found if one.kills]).markdown())
     sys.exit("\n".join(fault for one in found for fault in one.faults()) or None)
 
@@ -138,9 +126,8 @@ def parse() -> argparse.Namespace:
 
 def undisturbed(folder: Path, names: list[str]) -> None:
     """Run commands one after the other, and keep what there was before and after each."""
-    state = folder / "begin"
-    state.mkdir()
-    (state / "tiny.yaml").write_text(RECIPE)
+    (state := folder / "begin").mkdir()
+    shutil.copy(RECIPE, state / "tiny.yaml")
     (state / "ids.txt").write_text("".join(f"{one}\n" for one in range(0, 1000, 5)))
     for name in names:
         shutil.copytree(state, folder / name / "before")
@@ -171,7 +158,8 @@ def tried(trial: Trial) -> Found:
             if was_sent(kill.number, process):
                 found.kills.append(kill)
                 code, said = ended(process, place)
-                if kill.number == SIGTERM and not is_gentle_end(code, said):
+                is_one_line = re.findall(r"^dtrak: .*|^Traceback", said, re.M) == [f"dtrak: {MESSAGE}"]
+                if kill.number == SIGTERM and (code != TERMINATED or not is_one_line):
                     found.wrong_ends.append(f"SIGTERM ended it with status {code}, and it said {said!r}")
         if trial.kills and not found.kills:  # it was quicker this time, or there is no time left
             return found
@@ -205,8 +193,6 @@ def ended(process: ForkProcess, place: Path) -> tuple[int | None, str]:
 
 
 def become(arguments: list[str], place: Path, from_nothing: bool) -> None:
-    from dtrak.cli import main as run
-
     for descriptor, path in ((1, os.devnull), (2, place.with_suffix(".txt"))):
         os.dup2(os.open(path, os.O_WRONLY), descriptor)
     os.chdir(place)
@@ -214,25 +200,18 @@ def become(arguments: list[str], place: Path, from_nothing: bool) -> None:
     if from_nothing:
         os.execv(sys.executable, [sys.executable, "-m", "dtrak", *arguments])
     sys.argv = ["dtrak", *arguments]
-    run()
+    cli.main()
 
 
 def was_sent(number: Signals, process: ForkProcess) -> bool:
     """Send a signal to a command's own group, SIGTERM once it is caught; False if the command has ended before."""
-    pid = process.pid or 0
-    while process.exitcode is None:
+    while process.exitcode is None and (pid := process.pid):
         caught = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
         if os.getpgid(pid) == pid and (number == SIGKILL or int(caught[0], 16) >> (number - 1) & 1):
             os.killpg(pid, number)
             return True
         process.join(0.001)
     return False
-
-
-def is_gentle_end(code: int | None, said: str) -> bool:
-    """Whether a command has ended as after SIGTERM: there may be lines of progress before its one line."""
-    own = [line for line in said.splitlines() if line.startswith("dtrak: ") or "Traceback" in line]
-    return code == TERMINATED and own == said.splitlines()[-1:] == [f"dtrak: {MESSAGE}"]
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -29,20 +29,18 @@ from dtrak.models.memory import fitting, total_memory, training_bytes
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
 from dtrak.runs.recipes import Recipe, Training
-from dtrak.runs.run import Run
+from dtrak.runs.run import STATE, Run
 
-STATE = "training.safetensors"
 SECONDS_BETWEEN_STATES = 20.0  # a state is kept at every checkpoint as well
 
 
 def train(run: Run, device: str) -> DiffusionModel:
     """Train the run's model, or take up where an earlier call was stopped; writes model/ and checkpoints/."""
-    state = run.folder / STATE
-    if not run.is_trained or state.exists():  # a kill between the two leaves both
+    if not run.is_trained:
         with alone_in(run.folder):
             if not run.is_trained:  # by whoever was in here before
                 _train(run, device)
-            state.unlink(missing_ok=True)
+            (run.folder / STATE).unlink(missing_ok=True)
     return run.model().to(device)
 
 
