@@ -11,6 +11,7 @@
 import json
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
+STATE = "training.safetensors"  # of a training under way
 BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
 # The folders in a run's folder. A new run takes no other's for its own.
 FOLDERS = ("asked", "benchmark", "checkpoints", "counterfactual", "features", "generated", "latents", "lds", "model")
@@ -100,6 +102,9 @@ class Run:
         opened = cls(Path(folder), load_recipe(str(path)))
         clear_leftovers(opened.folder)
         clear_leftovers_below(opened.folder / name for name in (*FOLDERS, "generated-unfinished"))
+        if (state := opened.folder / STATE).exists() and opened.is_trained:  # by one that was killed as it ended
+            with suppress(OSError):
+                state.unlink()
         return opened
 
     def last_attribution(self) -> dict[str, Any] | None:

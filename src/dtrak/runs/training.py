@@ -29,9 +29,8 @@ from dtrak.models.memory import fitting, total_memory, training_bytes
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
 from dtrak.runs.recipes import Recipe, Training
-from dtrak.runs.run import Run
+from dtrak.runs.run import STATE, Run
 
-STATE = "training.safetensors"
 SECONDS_BETWEEN_STATES = 20.0  # a state is kept at every checkpoint as well
 
 
