@@ -35,7 +35,7 @@ from tempfile import TemporaryDirectory
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 from dtrak import cli
-from dtrak.ending import MESSAGE, TERMINATED
+from dtrak.ending import MESSAGE
 from dtrak.runs.run import versions
 from dtrak.tables import Table
 from dtrak.temporaries import TEMPORARY
@@ -84,7 +84,7 @@ class Found:
 
     def faults(self) -> list[str]:
         every = [*self.wrong_ends, *self.differences, *(f"{one} is left over" for one in self.leftovers)]
-        return [f"{self.name}, killed {len(self.kills)} times: {one}" for one in every]
+        return [f"{self.name}, after {len(self.kills)} kills: {one}" for one in every]
 
 
 def main() -> None:
@@ -159,7 +159,7 @@ def tried(trial: Trial) -> Found:
                 found.kills.append(kill)
                 code, said = ended(process, place)
                 is_one_line = re.findall(r"^dtrak: .*|^Traceback", said, re.M) == [f"dtrak: {MESSAGE}"]
-                if kill.number == SIGTERM and (code != TERMINATED or not is_one_line):
+                if kill.number == SIGTERM and (code != 143 or not is_one_line):
                     found.wrong_ends.append(f"SIGTERM ended it with status {code}, and it said {said!r}")
         if trial.kills and not found.kills:  # it was quicker this time, or there is no time left
             return found
