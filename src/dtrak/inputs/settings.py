@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dtrak.features.settings import DEFAULT_ENCODER, FeatureSettings, Option
+from dtrak.limits import check_number
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Settings(FeatureSettings):
 
         super().__post_init__()
         Damping.parse(self.damping)
+        for name in ("checkpoint_count", "ensemble_size"):
+            check_number(name, getattr(self, name))
 
     @property
     def features(self) -> FeatureSettings:

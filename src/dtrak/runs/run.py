@@ -222,10 +222,13 @@ class Run:
             )
 
     def check_folder(self) -> None:
-        """Refuse a folder that holds a run of another model, or of one that was trained otherwise."""
+        """Refuse a folder that holds a run of another model, or what is not a run's."""
+        subset = self.recipe.data.subset
+        ids = None if subset is None else "".join(f"{one}\n" for one in read_ids(subset))
         if os.path.exists(self.folder / "recipe.yaml"):
-            subset = self.recipe.data.subset
-            self._check_same(None if subset is None else "".join(f"{one}\n" for one in read_ids(subset)))
+            self._check_same(ids)
+        else:
+            self._check_free(ids)
 
     def _check_same(self, ids: str | None) -> None:
         stored = Run.open(self.folder).recipe
