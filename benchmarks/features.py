@@ -207,7 +207,8 @@ def floor(model: "DiffusionModel", images: Path, batch: int) -> Result:
 
 def ours(row: str, model: "DiffusionModel", images: Path, folder: Path) -> Result:
     """dtrak from the file of images to the finished store; `scale` is its first row over many images."""
-    from dtrak.features.featurizing import FeatureSettings, featurize
+    from dtrak.features.featurizing import featurize
+    from dtrak.features.settings import FeatureSettings
     from dtrak.images.images import load_images
 
     label, settings = OURS["ours-4096" if row == "scale" else row]

@@ -55,8 +55,10 @@ def make_view(model: DiffusionModel, count: int) -> ModelInputs:
     moments = gaussian((count, 2, *model.shape), "latents").abs()
     words = gaussian((1, 77, model.network.config.cross_attention_dim), "words")
     which = np.zeros(count, dtype=np.int64)
-    told = {"encoder_hidden_states": words}
-    return ModelInputs(load_images("digits:train").select(range(count)), (moments,), ["words"] * count, told, which)
+    conditions = {"encoder_hidden_states": words}
+    return ModelInputs(
+        load_images("digits:train").select(range(count)), (moments,), ["words"] * count, conditions, which
+    )
 
 
 def measure(row: str, args: argparse.Namespace) -> dict[str, float]:
@@ -73,10 +75,12 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, float]:
         parameters = model.parameters()
         sizes = {name: value.numel() for name, value in parameters.items()}
         projection = make_projection("sketch", args.dim, sizes, 0)
-        told = view.condition([0])
-        features = Featurizer(model, ["square"], Copies(timesteps), projection, parameters, told=told, batch_size=1)
+        condition = view.condition([0])
+        features = Featurizer(
+            model, ["square"], Copies(timesteps), projection, parameters, condition=condition, batch_size=1
+        )
         started = time.perf_counter()
-        features(view.tensor([0]), [0], told)
+        features(view.tensor([0]), [0], condition)
         seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     every, trained = (

@@ -9,7 +9,7 @@ from drawings import Drawing, curve
 from findings import KERNELS, Finding
 from study import MISSING, Array, Measured, Study
 
-from dtrak.features.featurizing import FeatureSettings
+from dtrak.features.settings import FeatureSettings
 from dtrak.files import write_bytes
 from dtrak.gradients.featurizer import Copies, Featurizer
 from dtrak.gradients.projections import make_projection

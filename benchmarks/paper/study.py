@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak import DiffusionModel, attribute
-from dtrak.attribution.attributing import gather
+from dtrak.attribution.preparing import prepare
+from dtrak.attribution.scoring import scores_for
 from dtrak.evaluation.comparison import compare
 from dtrak.evaluation.lds import bootstrap, evaluate_lds, mean_lds
-from dtrak.features.featurizing import feature_settings, featurize
+from dtrak.features.featurizing import featurize
 from dtrak.files import write_text
 from dtrak.inputs.arrays import Vectors
 from dtrak.inputs.benchmark import Benchmark
+from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import GRIDS, Damping
 from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.methods import get_method
@@ -28,6 +30,7 @@ from dtrak.tables import Cell
 
 ENCODER = "efficientnet-lite0"  # comes with the installation
 MISSING = Cell(None, "–")
+ASKED = ("queries", "output", "damping", "grid")  # of `compare` itself
 TIMED, FEWEST, REPEATS = 600, 32, 3  # noised copies and images that a choice is timed on, and how often
 
 Array = NDArray[np.float32]
@@ -72,8 +75,10 @@ class Study:
         settings = {"damping": "best", "encoder": ENCODER, **_given(settings)}
 
         def ask() -> str:
-            cache = self.cache(model, **settings)
-            return compare(self.benchmark, methods, cache, model=model, device="cpu", **settings).json()
+            cache, asked = self.cache(model, **settings), {name: settings[name] for name in ASKED if name in settings}
+            return compare(
+                self.benchmark, methods, cache, _settings(settings), model=model, device="cpu", **asked
+            ).json()
 
         content = json.loads(self._once(ask, "compare", methods, str(model), sorted(settings.items())))["methods"]
         return {
@@ -83,7 +88,7 @@ class Study:
 
     def features(self, objectives: Sequence[str], **settings: Any) -> dict[str, dict[str, Array]]:
         """{"train" or a kind of queries: {objective: [rows, k]}}; objectives share their forward passes."""
-        wanted, cache = feature_settings(_given(settings)), self.cache(None, **settings)
+        wanted, cache = _settings(settings).features, self.cache(None, **settings)
         sets = {"train": self.benchmark.train} | {kind: self.benchmark.queries(kind) for kind in self.query_kinds}
         found = {}
         for name, images in sets.items():
@@ -134,10 +139,8 @@ class Study:
     def scores(self, method: str, queries: str, **settings: Any) -> Array:
         """[Q, N], with damping auto."""
         cache, asked = self.cache(None, **settings), self.benchmark.queries(queries)
-        evidence = gather(
-            self.model, self.benchmark.train, asked, [method], cache, with_partners=True, **_given(settings)
-        )
-        return evidence.scores(evidence.methods[0], Damping.parse("auto"))
+        task, (one,) = prepare(self.model, self.benchmark.train, asked, [method], _settings(settings), cache)
+        return scores_for(task, one, [Damping.parse("auto")])[0]
 
     def seconds(self, method: str, **settings: Any) -> float:
         """Of one core that the features of all images take: what some more images cost, for all of them.
@@ -167,7 +170,7 @@ class Study:
 
     def cache(self, model: Path | None, **settings: Any) -> Path:
         """A folder for every way to make features."""
-        values = asdict(feature_settings(_given(settings)))
+        values = asdict(_settings(settings).features)
         return self.folder / "features" / f"{stable_hash(repr((sorted(values.items()), str(model)))):016x}"
 
     def _once(self, ask: Callable[[], str], *question: object) -> str:
@@ -177,6 +180,12 @@ class Study:
         if not path.exists():
             write_text(path, ask())
         return path.read_text()
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    """Those among some keywords that say how scores are made."""
+    names = {one.name for one in fields(Settings)} - {*ASKED}
+    return Settings(**{name: value for name, value in _given(given).items() if name in names})
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:
