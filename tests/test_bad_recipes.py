@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
-from dtrak.recipes.reading import LONGEST
 
 from commands import dtrak
 from conftest import TINY
 from dtrak.errors import UsageError
 from dtrak.runs.recipes import Recipe, load_recipe
+from dtrak.runs.recipes.reading import LONGEST
 from tiny_stable_diffusion import save_recipe
 
 MakeRecipe = Callable[..., Path]

@@ -87,7 +87,8 @@ def test_serve_ends_in_one_line(own_run: Path) -> None:
 
 LONG = """
 import hashlib, os, sys, threading, time
-from dtrak import cli, ending
+from dtrak import ending
+from dtrak.cli import commands as cli
 
 @cli.app.command()
 def long():

@@ -224,7 +224,8 @@ def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
 def test_features_are_the_same_on_every_engine_bit_for_bit(
     name: str, make: Callable[[str], Engine], finished_run: Path, tmp_path: Path
 ) -> None:
-    from dtrak.features.featurizing import FeatureSettings, featurize
+    from dtrak.features.featurizing import featurize
+    from dtrak.features.settings import FeatureSettings
     from dtrak.runs.run import Run
 
     run = Run.open(finished_run)
@@ -270,7 +271,7 @@ def test_what_is_not_waited_for_is_not_left_running(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_the_process_that_started_them(number: int, tmp_path: Path) -> None:
     script = (
-        "from pathlib import Path\nfrom dtrak.engines.engine import make_engine\nimport test_engines\n"
+        "from pathlib import Path\nfrom dtrak.engines import make_engine\nimport test_engines\n"
         f"list(make_engine('pool', workers=2).run(test_engines.compute_for_ever, Path({str(tmp_path)!r}), [1, 2]))"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=TESTS, stderr=subprocess.PIPE)

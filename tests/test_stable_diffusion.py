@@ -289,7 +289,7 @@ def test_features_take_the_memory_of_a_training_step(painting_recipe: Path, pain
 
     def feature_peak(count: int) -> int:
         copies = Copies(tuple(range(0, 100 * count, 100)))
-        features = Featurizer(trainer.model, ["square"], copies, projection, parameters, told=told, batch_size=1)
+        features = Featurizer(trainer.model, ["square"], copies, projection, parameters, condition=told, batch_size=1)
         with Peak() as peak:
             features(trainer.view.tensor([0]), [0], told)
         return peak.bytes
