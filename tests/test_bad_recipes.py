@@ -124,8 +124,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"attribution": {"method": "trick"}}, "'trick'"),
     ({"attribution": {"method": "trak", "objective": "square"}}, "trak does not take the objective 'square'"),
     ({"attribution": {"objective": "cube"}}, "unknown objective 'cube'"),
-    ({"attribution": {"damping": "much"}}, "damping 'much': give auto"),
-    ({"attribution": {"damping": -1}}, "damping '-1.0': give auto"),
+    ({"attribution": {"damping": "much"}}, "attribution.damping: give auto"),
+    ({"attribution": {"damping": -1}}, "attribution.damping: give auto"),
     ({"attribution": {"projection": "flat"}}, "unknown projection 'flat'"),
     ({"attribution": {"noise": "loud"}}, "attribution.noise: Input should be 'shared' or 'per-image'"),
     ({"attribution": {"timesteps": 10**12}}, "timesteps '1000000000000': give a number from 1 to 1000"),
@@ -133,10 +133,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"attribution": {"timesteps": "1," * 10**5}}, "a list holds different numbers from 0 to 999"),
     ({"attribution": {"timesteps": 1000, "draws": 10**6}}, "their noises take 456.0 GB, but there are"),
     ({"attribution": {"method": "datamodel"}}, "attribution.method datamodel learns from retrained models"),
-    ({"attribution": {"seed": 2**63}}, "attribution.seed: Input should be less than or equal to 9223372036854775807"),
+    ({"attribution": {"seed": 2**63}}, "attribution.seed: it must be at most 9,223,372,036,854,775,807"),
     (
         {"attribution": {"projection_dim": 10**9}},
-        "attribution.projection_dim: Input should be less than",
+        "attribution.projection_dim: it must be at most 1,048,576",
     ),
     ({"evaluation": {"timesteps": 2000}}, "timesteps '2000': give a number from 1 to 1000"),
     ({"evaluation": {"fraction": 0.0001}}, "evaluation.fraction 0.0001: subsets of 1000 images must hold some of them"),
@@ -188,7 +188,7 @@ NETWORKS: list[tuple[dict[str, Any], str]] = [
         "model.unet.num_train_timesteps: it must be at most 65,536 (it says 1",
     ),
     (unet(time_embedding_type=7), "model.unet: no U-Net can be built from it"),
-    (unet(down_block_types=["DownBlock2D"]), "model.unet: no U-Net can be built from it"),
+    (unet(down_block_types=["DownBlock2D", "DownBlock2D"]), "model.unet: no U-Net can be built from it"),
     (
         {"model": {**unet()["model"], "schedule": {"num_train_timesteps": 10**12}}},
         "timesteps: Input should be",
@@ -210,7 +210,7 @@ def test_a_mistake_is_found_before_anything_is_done(
 
 def test_a_model_that_does_not_fit_is_refused_by_its_layout(recipe: MakeRecipe, tmp_path: Path) -> None:
     """A dry run says so in its last line: it may be for another machine."""
-    recipe(**unet(block_out_channels=[4096, 65536], norm_num_groups=8))
+    recipe(**unet(block_out_channels=[65536], norm_num_groups=8))
     for command in (("run", "recipe.yaml"), ("train", "recipe.yaml", "--out", "run")):
         outcome = dtrak(*command, cwd=tmp_path)
         assert (outcome.code, outcome.out) == (2, "")

@@ -209,6 +209,8 @@ class Run:
 
     def _check_free(self, ids: str | None) -> None:
         """Refuse a folder that is no run but has what would be taken for a run's, or written over."""
+        if not os.path.isdir(self.folder):
+            return
         versions_of, subset = self.folder / "run.json", self.folder / SUBSET
         inside = [path for name in FOLDERS for path in self.folder.glob(f"{name}/*")]
         taken = [path.parent for path in inside if not TEMPORARY.fullmatch(path.name)]
