@@ -106,9 +106,9 @@ def main() -> None:
                 left -= len(kills)
             found += pool.map(tried, todo)
     print(f"`{shlex.join(['python', 'benchmarks/faults.py', *sys.argv[1:]])}`")
-    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
-    done, minutes = sum(len(one.kills) for one in found), (time.monotonic() - began) / 60
-    print(f"{date.today()}, {done} of {given.kills} kills in {minutes:.0f} minutes, {packages}\n")
+    packages = ", ".join(map(" ".join, versions().items()))
+    minutes = (time.monotonic() - began) / 60
+    print(f"{date.today()}, {given.kills - left} of {given.kills} kills in {minutes:.0f} minutes, {packages}\n")
     print(table(given.commands, [one for one in found if one.kills]).markdown())
     sys.exit("\n".join(fault for one in found for fault in one.faults()) or None)
 
@@ -133,8 +133,7 @@ def undisturbed(folder: Path, names: list[str]) -> None:
         shutil.copytree(state, folder / name / "before")
         state = Path(shutil.copytree(state, folder / name / "after"))
         code, said = ended(started(name, state), state)
-        if code != 0:
-            raise SystemExit(f"`dtrak {COMMANDS[name]}` fails: {said}")
+        assert code == 0, f"`dtrak {COMMANDS[name]}` fails: {said}"
 
 
 def planned(chance: random.Random, seconds: float, importing: float) -> tuple[Kill, ...]:
@@ -154,8 +153,7 @@ def tried(trial: Trial) -> Found:
         place = Path(shutil.copytree(trial.folder / "before", Path(folder, "place")))
         for kill in trial.kills if began < trial.ends else ():
             process = started(trial.name, place, kill.in_imports)
-            process.join(kill.moment)
-            if was_sent(kill.number, process):
+            if was_sent(kill, process):
                 found.kills.append(kill)
                 code, said = ended(process, place)
                 is_one_line = re.findall(r"^dtrak: .*|^Traceback", said, re.M) == [f"dtrak: {MESSAGE}"]
@@ -203,14 +201,16 @@ def become(arguments: list[str], place: Path, from_nothing: bool) -> None:
     cli.main()
 
 
-def was_sent(number: Signals, process: ForkProcess) -> bool:
-    """Send a signal to a command's own group, SIGTERM once it is caught; False if the command has ended before."""
+def was_sent(kill: Kill, process: ForkProcess) -> bool:
+    """Kill a command with its group at the moment, by SIGTERM once that is caught; False if it has ended before."""
+    begun = time.monotonic()
     while process.exitcode is None and (pid := process.pid):
         caught = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
-        if os.getpgid(pid) == pid and (number == SIGKILL or int(caught[0], 16) >> (number - 1) & 1):
-            os.killpg(pid, number)
+        listens = kill.number == SIGKILL or int(caught[0], 16) >> (kill.number - 1) & 1
+        if time.monotonic() - begun >= kill.moment and os.getpgid(pid) == pid and listens:
+            os.killpg(pid, kill.number)
             return True
-        process.join(0.001)
+        time.sleep(0.002)
     return False
 
 

@@ -80,7 +80,7 @@ def kept_until_done(cache: Path | None, out: Path | None = None) -> Iterator[Pat
             is_done = True
         finally:
             if is_done or os.listdir(beside) == [MARKER]:  # nothing in there to go on from
-                shutil.rmtree(beside, ignore_errors=True)
+                _remove_marked(beside)
     else:
         with TemporaryDirectory() as temporary_folder:
             yield Path(temporary_folder)
@@ -94,6 +94,16 @@ def _mark(folder: Path) -> None:
     if not is_ours:
         raise UsageError(f"{folder} is not a folder that dtrak made: move it away, or give --cache FOLDER for features")
     write_text(marker, "dtrak removes this folder, and all that is in it, when the scores are written.\n")
+
+
+def _remove_marked(folder: Path) -> None:
+    """Remove a folder, its marker last: a kill leaves one that is still marked, or empty."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != MARKER:
+            path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_stream(path: Path) -> bool:
