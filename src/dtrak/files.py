@@ -210,7 +210,10 @@ def write_once(path: Path, text: str) -> None:
     with naming_the_path(path):
         place = _place(path)
         with temporary(place) as new, suppress(FileExistsError):
-            new.write_bytes(readable(text).encode())
+            with open(new, "wb") as file:
+                file.write(readable(text).encode())
+                file.flush()
+                os.fsync(file.fileno())
             os.link(new, place)
 
 
