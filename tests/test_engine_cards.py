@@ -139,6 +139,7 @@ except UsageError as error:
 """
 
 
+@pytest.mark.slow  # a pool's workers have the same card, and test_engines.py has a cluster
 def test_a_ray_cluster_of_its_own_has_the_same_card_and_a_running_one_cannot_be_told() -> None:
     """In a process of its own, as Ray reads its settings once."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from commands import dtrak, processes
 from dtrak.files import MARKER, kept_until_done
 
 PROGRAM = Path(__file__).parents[1] / "benchmarks" / "faults.py"
 
 
+@pytest.mark.slow  # kills of train, attribute and evaluate have fast tests of their own
 def test_killed_commands_leave_the_same_bytes() -> None:
     asked = [sys.executable, PROGRAM, "--kills", "2", "--commands", "train"]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=300)
