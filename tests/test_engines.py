@@ -1,5 +1,6 @@
 """Engines: the same results wherever work runs, nothing lost to what dies, and nothing left running."""
 
+import logging
 import os
 import secrets
 import signal
@@ -99,7 +100,7 @@ def rest(context: Counted, job: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def ray_nodes() -> Iterator[Any]:
+def ray_home() -> Iterator[None]:
     # Ray keeps all its files in the folder; tmp_path is too long for the names of sockets.
     with TemporaryDirectory(prefix="ray-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
@@ -109,24 +110,43 @@ def ray_nodes() -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_health_check_period_ms", "500")
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-        from ray.cluster_utils import Cluster
+        yield
 
-        settings = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
-        cluster = Cluster()
-        try:
-            for cpus in (0, 1, 1):
-                cluster.add_node(num_cpus=cpus, **settings)
-            yield cluster
-        finally:
-            cluster.shutdown()
+
+@pytest.fixture(scope="module")
+def ray_nodes(ray_home: None) -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    settings = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
+    cluster = Cluster()
+    try:
+        for cpus in (0, 1, 1):
+            cluster.add_node(num_cpus=cpus, **settings)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray_connection(ray_nodes: Any) -> Iterator[None]:
+    """A connection for all tests that follow, as each new one would start new workers."""
+    import ray
+
+    ray.init(ray_nodes.address, logging_level=logging.ERROR, log_to_driver=False)
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture
 def make(request: pytest.FixtureRequest) -> Callable[[str], Engine]:
     """Engines by name, Ray's on the cluster above."""
-    return lambda name: make_engine(
-        name, address=request.getfixturevalue("ray_nodes").address if name == "ray" else None
-    )
+
+    def make_by_name(name: str) -> Engine:
+        if name == "ray":
+            request.getfixturevalue("ray_connection")
+        return make_engine(name)
+
+    return make_by_name
 
 
 def children(pid: int) -> list[int]:
@@ -147,6 +167,65 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end, "it does not happen"
         time.sleep(0.01)
+
+
+# Ray's own ways, before the tests below stay connected
+
+
+def test_a_ray_cluster_of_its_own_stays_on_this_machine_and_ends(ray_home: None) -> None:
+    """Its jobs have their threads, too."""
+    import ray
+
+    before = set(children(os.getpid()))
+    running = make_engine("ray", workers=1).run(threads_and_sum, 5, range(3), 2)
+    answers = [next(running)]
+    (node,) = ray.nodes()
+    assert node["NodeManagerAddress"] == "127.0.0.1"
+    assert node["Resources"]["CPU"] == 2
+    answers += running
+    assert not ray.is_initialized()
+    wait_until(lambda: set(children(os.getpid())) <= before)
+    assert sorted(answers) == sorted(make_engine("process").run(threads_and_sum, 5, range(3), 2))
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1: .* refused"), ("here", "'here': give the host:port of a Ray")],
+)
+def test_a_cluster_that_is_not_there_is_named_at_once(ray_home: None, address: str, says: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(UsageError, match=says):
+        list(make_engine("ray", address=address).run(double, 1, [1]))
+    assert time.monotonic() - began < 5
+
+
+def test_a_node_that_is_killed_loses_nothing_and_nothing_finished_is_done_again(ray_nodes: Any, tmp_path: Path) -> None:
+    victim = min(ray_nodes.worker_nodes, key=lambda node: str(node.unique_id))
+    raylet = victim.all_processes["raylet"][0].process.pid
+    results, killed = [], 0
+
+    def running_there() -> list[int]:
+        """The jobs that the victim has started and not ended."""
+        workers = {str(pid) for pid in children(raylet)}
+        started, ended = (
+            {path.name.split("-")[1] for path in tmp_path.glob(f"{what}-*") if path.name.split("-")[2] in workers}
+            for what in ("start", "end")
+        )
+        return [int(job) for job in started - ended]
+
+    for job, result in make_engine("ray", address=ray_nodes.address).run(marked, tmp_path, range(10)):
+        results.append((job, result))
+        if not killed and len(results) >= 3:
+            wait_until(lambda: bool(running_there()))
+            (lost,) = running_there()
+            workers = children(raylet)
+            for pid in (raylet, *workers):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+    assert killed >= 2
+    assert sorted(results) == [(job, job) for job in range(10)]
+    assert [marks(tmp_path, f"end-{job}") for job in range(10)] == [1] * 10
+    assert [marks(tmp_path, f"start-{job}") for job in range(10)] == [2 if job == lost else 1 for job in range(10)]
 
 
 # all of them
@@ -183,22 +262,6 @@ def test_a_job_has_its_threads_wherever_it_runs(threads: int) -> None:
     assert torch.get_num_threads() == before
     assert answers["process"] == answers["pool"]
     assert {found for _, (found, _) in answers["pool"]} == {threads}
-
-
-def test_a_ray_cluster_of_its_own_stays_on_this_machine_and_ends(ray_nodes: Any) -> None:
-    """Its jobs have their threads, too."""
-    import ray
-
-    before = set(children(os.getpid()))
-    running = make_engine("ray", workers=1).run(threads_and_sum, 5, range(3), 2)
-    answers = [next(running)]
-    (node,) = ray.nodes()
-    assert node["NodeManagerAddress"] == "127.0.0.1"
-    assert node["Resources"]["CPU"] == 2
-    answers += running
-    assert not ray.is_initialized()
-    wait_until(lambda: set(children(os.getpid())) <= before)
-    assert sorted(answers) == sorted(make_engine("process").run(threads_and_sum, 5, range(3), 2))
 
 
 def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
@@ -287,40 +350,6 @@ def test_workers_end_with_the_process_that_started_them(number: int, tmp_path: P
         parent.communicate()
 
 
-# Ray
-
-
-def test_a_node_that_is_killed_loses_nothing_and_nothing_finished_is_done_again(
-    ray_nodes: Any, make: Callable[[str], Engine], tmp_path: Path
-) -> None:
-    victim = min(ray_nodes.worker_nodes, key=lambda node: str(node.unique_id))
-    raylet = victim.all_processes["raylet"][0].process.pid
-    results, killed = [], 0
-
-    def running_there() -> list[int]:
-        """The jobs that the victim has started and not ended."""
-        workers = {str(pid) for pid in children(raylet)}
-        started, ended = (
-            {path.name.split("-")[1] for path in tmp_path.glob(f"{what}-*") if path.name.split("-")[2] in workers}
-            for what in ("start", "end")
-        )
-        return [int(job) for job in started - ended]
-
-    for job, result in make("ray").run(marked, tmp_path, range(10)):
-        results.append((job, result))
-        if not killed and len(results) >= 3:
-            wait_until(lambda: bool(running_there()))
-            (lost,) = running_there()
-            workers = children(raylet)
-            for pid in (raylet, *workers):
-                os.kill(pid, signal.SIGKILL)
-                killed += 1
-    assert killed >= 2
-    assert sorted(results) == [(job, job) for job in range(10)]
-    assert [marks(tmp_path, f"end-{job}") for job in range(10)] == [1] * 10
-    assert [marks(tmp_path, f"start-{job}") for job in range(10)] == [2 if job == lost else 1 for job in range(10)]
-
-
 # what cannot be
 
 
@@ -343,17 +372,6 @@ def test_without_ray_its_engine_says_how_to_install_it(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "dtrak.engines.ray_cluster", raising=False)
     with pytest.raises(UsageError, match=r"the engine ray is not installed: pip install 'dtrak\[ray\]'"):
         make_engine("ray")
-
-
-@pytest.mark.parametrize(
-    ("address", "says"),
-    [("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1: .* refused"), ("here", "'here': give the host:port of a Ray")],
-)
-def test_a_cluster_that_is_not_there_is_named_at_once(ray_nodes: Any, address: str, says: str) -> None:
-    began = time.monotonic()
-    with pytest.raises(UsageError, match=says):
-        list(make_engine("ray", address=address).run(double, 1, [1]))
-    assert time.monotonic() - began < 5
 
 
 def test_a_job_that_fits_on_no_node_is_refused(make: Callable[[str], Engine]) -> None:
