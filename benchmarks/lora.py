@@ -29,7 +29,7 @@ from rich.table import Table
 from dtrak.engines import cores
 from dtrak.features.inputs import ModelInputs
 from dtrak.gradients.featurizer import Copies, Featurizer
-from dtrak.gradients.projections import make_projection
+from dtrak.gradients.projecting import make_projection
 from dtrak.images.images import load_images
 from dtrak.models import DiffusionModel
 from dtrak.noise import gaussian
@@ -73,8 +73,8 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, float]:
     elif row == "features":
         timesteps = tuple(range(0, 1000, 1000 // args.copies))[: args.copies]
         parameters = model.parameters()
-        sizes = {name: value.numel() for name, value in parameters.items()}
-        projection = make_projection("sketch", args.dim, sizes, 0)
+        shapes = {name: tuple(value.shape) for name, value in parameters.items()}
+        projection = make_projection("sketch", args.dim, shapes, 0)
         condition = view.condition([0])
         features = Featurizer(
             model, ["square"], Copies(timesteps), projection, parameters, condition=condition, batch_size=1

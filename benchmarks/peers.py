@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from dtrak.gradients.featurizer import Copies, Featurizer
-from dtrak.gradients.projections import make_projection
+from dtrak.gradients.projecting import make_projection
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import load_images
 from dtrak.models import DiffusionModel
@@ -212,7 +212,7 @@ def check(model: DiffusionModel, images: Path, count: int) -> bool:
     warnings.filterwarnings("ignore")
     loaded, copies, parameters = load_images(str(images)), all_copies(model, count), model.parameters()
     clean = loaded.tensor(range(len(loaded)))
-    identity = make_projection("identity", 0, {name: value.numel() for name, value in parameters.items()}, 0)
+    identity = make_projection("identity", 0, {name: tuple(value.shape) for name, value in parameters.items()}, 0)
     expected = Featurizer(model, ["square"], copies, identity, parameters)(clean, loaded.ids.tolist())[0]
 
     def from_traker() -> Tensor:

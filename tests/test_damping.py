@@ -1,5 +1,7 @@
 """λ by rule, by fraction or as it is: what each comes to, and what is refused."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from dtrak.kernels.damping import (
     GRIDS,
     Damping,
     agreed_dimension,
+    bounded_agreement,
     damping_of_dimension,
     scores_of_others,
 )
@@ -91,14 +94,14 @@ def test_auto_keeps_what_two_objectives_share_and_forgets_the_noise_of_each() ->
 @pytest.mark.parametrize(("dimension", "kept"), [(1, 6), (60, 30)])
 def test_auto_keeps_a_twentieth_of_the_images_at_least_and_a_quarter_at_most(dimension: int, kept: float) -> None:
     first, second = noisy_views(dimension, 0.1)
-    agreed = agreed_dimension(first, second)
+    agreed, compare = agreed_dimension(first, second), partial(bounded_agreement, compared=lambda: second)
     assert agreed < kept if kept == 6 else agreed > kept
-    assert effective_dimension(first, Damping.parse("auto").absolute(first, lambda: second)) == pytest.approx(kept)
+    assert effective_dimension(first, Damping.parse("auto").absolute(first, compare)) == pytest.approx(kept)
 
 
 def test_auto_is_symmetric_and_needs_two_objectives() -> None:
     first, second = noisy_views(10, 0.5)
-    found = Damping.parse("auto").absolute(first, lambda: second)
+    found = Damping.parse("auto").absolute(first, partial(bounded_agreement, compared=lambda: second))
     assert effective_dimension(first, found) == pytest.approx(agreed_dimension(first, second))
     assert agreed_dimension(second, first) == pytest.approx(agreed_dimension(first, second), rel=0.5)
     with pytest.raises(UsageError, match="two objectives"):

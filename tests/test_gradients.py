@@ -14,7 +14,7 @@ from dtrak.errors import DtrakError, UsageError
 from dtrak.gradients.backward import can_share_a_pass
 from dtrak.gradients.featurizer import Copies, Featurizer
 from dtrak.gradients.objectives import OBJECTIVES, get_objective
-from dtrak.gradients.projections import make_projection
+from dtrak.gradients.projecting import make_projection
 from dtrak.noise import gaussian
 
 COPIES = Copies((0, 300, 900), draws=2, seed=7)
@@ -33,7 +33,7 @@ DEFEAT_HOOKS = ("hidden use of a weight", "a layer without a batch axis")
 def features(model: DiffusionModel, objectives: list[str], copies: Copies = COPIES, **settings: object) -> Featurizer:
     pattern = settings.pop("parameters", None)
     parameters = model.parameters(pattern)  # type: ignore[arg-type]
-    projection = make_projection("identity", 0, {name: value.numel() for name, value in parameters.items()}, 0)
+    projection = make_projection("identity", 0, {name: tuple(value.shape) for name, value in parameters.items()}, 0)
     return Featurizer(model, objectives, copies, projection, parameters, **settings)  # type: ignore[arg-type]
 
 

@@ -44,13 +44,14 @@ KERNEL = ("trak", "d-trak", "mixed-trak", "relative-if", "renormalized-if")
 ENSEMBLES = ("trak-ensemble", "d-trak-ensemble")
 OUTCOMES = ("empirical-influence", "datamodel", "datamodel-lasso")
 JOURNEYS = ("journey-trak", "journey-trak-ensemble")
+COPIES = ("step-trak",)  # tests/test_copies.py
 
 
 # one model
 
 
 def test_every_method_of_the_contract_is_there() -> None:
-    assert {*SIMILARITY, *CHECKPOINTS, *KERNEL, *ENSEMBLES, *OUTCOMES, *JOURNEYS, "random"} == set(METHODS)
+    assert {*SIMILARITY, *CHECKPOINTS, *KERNEL, *ENSEMBLES, *OUTCOMES, *JOURNEYS, *COPIES, "random"} == set(METHODS)
     for name, method in METHODS.items():
         assert method.name == name
         assert method.summary

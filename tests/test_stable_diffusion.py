@@ -19,7 +19,7 @@ from dtrak.errors import UsageError
 from dtrak.features.featurizing import FeatureSettings, featurize
 from dtrak.features.inputs import model_inputs
 from dtrak.gradients.featurizer import Copies, Featurizer
-from dtrak.gradients.projections import make_projection
+from dtrak.gradients.projecting import make_projection
 from dtrak.images.images import Images, load_images
 from dtrak.models import DiffusionModel, load_model, save_model
 from dtrak.models.memory import Peak
@@ -285,7 +285,7 @@ def test_features_take_the_memory_of_a_training_step(painting_recipe: Path, pain
     with Peak() as step:
         trainer.take_step()
     parameters, told = trainer.model.parameters(), trainer.view.condition([0])
-    projection = make_projection("sketch", 64, {name: value.numel() for name, value in parameters.items()}, 0)
+    projection = make_projection("sketch", 64, {name: tuple(value.shape) for name, value in parameters.items()}, 0)
 
     def feature_peak(count: int) -> int:
         copies = Copies(tuple(range(0, 100 * count, 100)))

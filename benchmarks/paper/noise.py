@@ -12,7 +12,7 @@ from study import MISSING, Array, Measured, Study
 from dtrak.features.settings import FeatureSettings
 from dtrak.files import write_bytes
 from dtrak.gradients.featurizer import Copies, Featurizer
-from dtrak.gradients.projections import make_projection
+from dtrak.gradients.projecting import make_projection
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.tables import Cell, Entry, Table
@@ -99,8 +99,8 @@ def by_place(study: Study, name: str, timesteps: int) -> dict[str, Array]:
 def _batches(study: Study, images: Images, timesteps: int) -> list[list[torch.Tensor]]:
     """For each batch, the features [batch, k] of each objective."""
     defaults, parameters = FeatureSettings(), study.model.parameters(None)
-    sizes = {name: value.numel() for name, value in parameters.items()}
-    projection = make_projection(defaults.projection, defaults.projection_dim, sizes, 0)
+    shapes = {name: tuple(value.shape) for name, value in parameters.items()}
+    projection = make_projection(defaults.projection_of(apart=False), defaults.projection_dim, shapes, 0)
     copies = Copies(select_timesteps(timesteps, study.model.timesteps), noise="per-image")
     features = Featurizer(study.model, list(OBJECTIVES), copies, projection, parameters)
     batches = [range(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]

@@ -24,6 +24,7 @@ from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import load_images, read_ids
 from dtrak.images.selection import Selection
 from dtrak.images.sources import find_source
+from dtrak.inputs.needs import GradientKind, NeededGradients
 from dtrak.kernels.damping import Damping
 from dtrak.methods import chosen_methods, needed_by, split_methods
 from dtrak.models.autoencoder import pictures_in_a_pass
@@ -147,13 +148,26 @@ class Plan:
         return PlannedStep("generate", what, passes, 0, memory, settings.count * math.prod(self.shape))
 
     @cached_property
-    def objectives(self) -> tuple[int, int]:
-        """Of how many objectives the gradients are needed, for training images and for queries."""
+    def needed(self) -> dict[GradientKind, NeededGradients]:
         settings = self.recipe.attribution
         chosen = chosen_methods(split_methods(settings.method, settings.objective))
-        needed = needed_by(chosen, settings.objective, Damping.parse(settings.damping)).values()
-        train = {name for one in needed for name in one.train}
-        return len(train), len({name for one in needed for name in one.all_of_queries})
+        return needed_by(chosen, settings.objective, Damping.parse(settings.damping))
+
+    @cached_property
+    def objectives(self) -> tuple[int, int]:
+        """Of how many objectives the gradients are needed, for training images and for queries."""
+        train = {name for one in self.needed.values() for name in one.train}
+        return len(train), len({name for one in self.needed.values() for name in one.all_of_queries})
+
+    @property
+    def rows_of_each(self) -> int:
+        """Rows of features that an image has, at the most: one, or one for each copy."""
+        return self.copies if any(kind.apart for kind in self.needed) else 1
+
+    @cached_property
+    def copies(self) -> int:
+        settings = self.recipe.attribution
+        return settings.draws * len(select_timesteps(settings.timesteps, self.recipe.timesteps))
 
     @property
     def features(self) -> int:
@@ -162,17 +176,17 @@ class Plan:
         return self.layout.trained if settings.projection == "identity" else settings.projection_dim
 
     def featurizing(self, name: str, queries: int, objectives: tuple[int, int]) -> PlannedStep:
-        settings, train, (for_train, for_queries) = self.recipe.attribution, self.train, objectives
-        copies = settings.draws * len(select_timesteps(settings.timesteps, self.recipe.timesteps))
+        train, (for_train, for_queries), copies = self.train, objectives, self.copies
         what = f"{train:,} + {queries:,} images × {copies:,} noised copies"
         rows = for_train * train + for_queries * queries
         at_once = min(copies, fitting(self.layout.activations, self.device_memory))
         memory = self.weights + at_once * self.layout.activations
-        return PlannedStep(name, what, (train + queries) * copies, rows * copies, memory, rows * self.features * FLOAT)
+        disk = rows * self.rows_of_each * self.features * FLOAT
+        return PlannedStep(name, what, (train + queries) * copies, rows * copies, memory, disk)
 
     def scoring(self) -> PlannedStep:
         queries, train, dim = self.generated, self.train, self.features
-        smaller = min(train, dim)
+        smaller = min(train * self.rows_of_each, dim)
         kernels = self.objectives[0]
         # What is decomposed and the workspace for it; then, for each kernel, the training images in its directions and,
         # where these are not images themselves, the directions.

@@ -88,4 +88,4 @@ class Scale:
 
 def _rules(first: TrainingKernel) -> list[str]:
     """The rules for λ that can be followed: `auto` needs the features of another objective."""
-    return ["auto", "spectrum"] if first.compared is not None else ["spectrum"]
+    return ["auto", "spectrum"] if first.automatic is not None else ["spectrum"]

@@ -21,7 +21,8 @@ from dtrak.features.store import Cost, FeatureStore, Manifest, fill, fill_from
 from dtrak.features.trajectories import Trajectories
 from dtrak.gradients.featurizer import Copies, Featurizer, NotFiniteError
 from dtrak.gradients.objectives import get_objective
-from dtrak.gradients.projections import Projection, make_projection
+from dtrak.gradients.projecting import make_projection
+from dtrak.gradients.projections import Projection
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
@@ -40,8 +41,12 @@ def featurize(
     folder: Path,
     name: str,
     engine: Engine | None = None,
+    *,
+    apart: bool = False,
 ) -> dict[str, FeatureStore]:
     """Fill one store for each objective, `folder/name-objective`; what is there already is not computed again.
+
+    If copies are kept `apart`, each has its own row, and the stores are called `folder/name-objective-copies`.
 
     Objectives that are asked for together share their forward passes. Trajectories have timesteps of their own. The
     work is done here, or by the workers of an engine.
@@ -55,9 +60,10 @@ def featurize(
     else:
         timesteps = select_timesteps(settings.timesteps, model.timesteps)
     check_copies(len(timesteps), settings.draws, model.shape, model.device)
-    work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps)
+    work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps, apart)
+    suffix = "-copies" if apart else ""
     stores = {
-        objective: FeatureStore.create(folder / f"{name}-{objective}", _manifest(work, objective))
+        objective: FeatureStore.create(folder / f"{name}-{objective}{suffix}", _manifest(work, objective))
         for objective in objectives
     }
     incomplete = {objective: store for objective, store in stores.items() if store.missing()}
@@ -89,6 +95,7 @@ class Work:
     objectives: tuple[str, ...]
     settings: FeatureSettings
     timesteps: tuple[int, ...]
+    apart: bool = False  # whether every copy has its own row
     device: str | None = None  # to compute on; where the model is if None
 
     @property
@@ -97,9 +104,9 @@ class Work:
 
     @cached_property
     def projection(self) -> Projection:
-        settings, sizes = self.settings, {name: value.numel() for name, value in self.parameters.items()}
+        settings, shapes = self.settings, {name: tuple(value.shape) for name, value in self.parameters.items()}
         seed = settings.seed if settings.projection_seed is None else settings.projection_seed
-        return make_projection(settings.projection, settings.projection_dim, sizes, seed)
+        return make_projection(settings.projection_of(self.apart), settings.projection_dim, shapes, seed)
 
     @cached_property
     def features(self) -> Featurizer:
@@ -111,6 +118,7 @@ class Work:
             self.projection,
             self.parameters,
             condition=self.images.condition([0]),
+            apart=self.apart,
             batch_size=settings.batch_size,
             autocast=settings.autocast,
         )
@@ -120,7 +128,9 @@ class Work:
 class Shard:
     """The features of some rows, and what they took."""
 
-    features: NDArray[np.float32]  # [objectives, b, k]; torch's own tensors would travel by shared memory
+    features: NDArray[
+        np.float32
+    ]  # [objectives, b, k] or [objectives, b, KZ, k]; torch's own tensors would travel by shared memory
     cost: Cost
 
 
@@ -145,7 +155,8 @@ def _of_pass(work: Work, rows: list[int]) -> Tensor:
         if not work.settings.skip_bad:
             raise
         if len(rows) == 1:
-            return torch.zeros(len(features.objectives), 1, features.projection.dim)
+            copies = (features.rows,) if features.apart else ()
+            return torch.zeros(len(features.objectives), 1, *copies, features.projection.dim)
         return torch.cat([_of_pass(work, [row]) for row in rows], 1)
 
 
@@ -206,7 +217,8 @@ def _manifest(work: Work, objective: str) -> Manifest:
         seed=settings.seed,
         projection_seed=settings.projection_seed,
         parameters=settings.parameters or (LORA if work.model.has_lora else EVERY_PARAMETER),
-        projection=settings.projection,
+        projection=settings.projection_of(work.apart),
+        copies=len(work.timesteps) * settings.draws if work.apart else None,
         dim=work.projection.dim,
         rows=len(work.images),
         precision="bfloat16" if settings.autocast else "float32",

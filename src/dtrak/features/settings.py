@@ -27,11 +27,14 @@ class Option:
 class FeatureSettings:
     """How features are made, objective aside."""
 
-    timesteps: Annotated[int | str, Option("K", "K evenly spaced ones, cumulative:K, or a list 0,100,200.")] = 10
+    timesteps: Annotated[int | str, Option("K", "K evenly spaced ones, middle:K, cumulative:K, or 0,100,200.")] = 10
     draws: Annotated[int, Option("Z", "Noises at each timestep.")] = 1
     noise: Annotated[Literal["shared", "per-image"], Option("KIND", "shared by all images, or per-image.")] = "shared"
-    projection: Annotated[str, Option("KIND", "sketch, dense, dense-rademacher or identity.")] = "sketch"
-    projection_dim: Annotated[int, Option("N", "Numbers kept for each image.")] = 4096
+    projection: Annotated[
+        str | None,
+        Option("KIND", "factored, sketch, dense, dense-rademacher or identity.", "factored for step-trak, else sketch"),
+    ] = None
+    projection_dim: Annotated[int, Option("N", "Numbers kept for each image, or for each copy.")] = 4096
     parameters: Annotated[
         str | None,
         Option(
@@ -47,9 +50,9 @@ class FeatureSettings:
 
     def __post_init__(self) -> None:
         from dtrak.features.store import DTYPES
-        from dtrak.gradients.projections import PROJECTIONS
+        from dtrak.gradients.projecting import PROJECTIONS
 
-        PROJECTIONS.choose(self.projection)
+        PROJECTIONS.choose(self.projection_of(apart=False))
         choose("noise", self.noise, ["shared", "per-image"])
         choose("dtype", self.dtype, list(DTYPES))
         for name in ("draws", "projection_dim", "batch_size"):
@@ -60,6 +63,10 @@ class FeatureSettings:
                 check_number("seed", seed, 0)
         if self.parameters is not None:
             _check_pattern(self.parameters)
+
+    def projection_of(self, apart: bool) -> str:
+        """The kind of projection, where every noised copy of an image has its own row or all share one."""
+        return self.projection or ("factored" if apart else "sketch")
 
 
 def _check_pattern(pattern: str) -> None:

@@ -1,4 +1,4 @@
-"""The store: features [N, k] on disk, in shards that are each there whole or not at all.
+"""The store: features [N, k], or [N, C, k] of every copy, on disk, in shards that are each there whole or not at all.
 
 A folder holds `manifest.json`, which says by fingerprint what the features were made from, and one safetensors file for
 every few dozen rows, with its checksum. A shard is computed by whoever holds its lock; a lock dies with its process.
@@ -7,6 +7,7 @@ So a killed run goes on where it stopped, several processes can fill one store, 
 
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ from dtrak.limits import shortened
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 COST = "cost.json"  # seconds per row
 SHARD_ROWS = 32  # what a kill can cost, at the most
+SHARD_BYTES = 32 << 20  # of features of every copy, at the most
 BLOCK_BYTES = 64 << 20  # what is read at once
 
 
@@ -48,6 +50,7 @@ class Manifest:
     projection: str
     dim: int
     rows: int
+    copies: int | None = None  # that have a row of their own; one row an image if None
     projection_seed: int | None = None  # the same as the noise's if None
     precision: str = "float32"
     dtype: str = "float32"
@@ -55,7 +58,12 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        return self.rows * self.dim * DTYPES[self.dtype].itemsize
+        return self.rows * math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image's features: (k,) or (C, k)."""
+        return (self.dim,) if self.copies is None else (self.copies, self.dim)
 
 
 @dataclass(frozen=True)
@@ -109,8 +117,8 @@ class FeatureStore:
             raise DtrakError(f"{path} is not the manifest of a feature store: {reason}") from None
         except (ValueError, OSError, RecursionError) as error:
             raise DtrakError(f"{path} is not the manifest of a feature store: {error}") from error
-        if manifest.dtype not in DTYPES or manifest.rows < 1 or manifest.dim < 1:
-            said = f"rows {manifest.rows}, dim {manifest.dim} and dtype {shortened(manifest.dtype)}"
+        if manifest.dtype not in DTYPES or manifest.rows < 1 or math.prod(manifest.shape) < 1:
+            said = f"rows {manifest.rows}, shape {manifest.shape} and dtype {shortened(manifest.dtype)}"
             raise DtrakError(f"{path} is not the manifest of a feature store: it has {said}")
         return cls(folder, manifest)
 
@@ -124,18 +132,25 @@ class FeatureStore:
     @cached_property
     def shards(self) -> list[range]:
         """The rows of each shard."""
-        return [range(start, min(start + SHARD_ROWS, len(self))) for start in range(0, len(self), SHARD_ROWS)]
+        rows = SHARD_ROWS
+        if self.manifest.copies is not None:
+            rows = max(1, min(rows, SHARD_BYTES // (4 * math.prod(self.manifest.shape))))
+        return [range(start, min(start + rows, len(self))) for start in range(0, len(self), rows)]
 
-    def blocks(self) -> Iterator[tuple[range, Tensor]]:
-        """All rows in order, some shards at a time: (rows, float32 [b, k])."""
-        step = max(1, BLOCK_BYTES // (SHARD_ROWS * self.dim * 4))
+    def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
+        """All rows in order, some shards at a time: (rows, float32 [b, k] or [b, C, k]); or only the `wanted` ones."""
+        step = max(1, BLOCK_BYTES // (len(self.shards[0]) * math.prod(self.manifest.shape) * 4))
         for start in range(0, len(self.shards), step):
             shards = range(start, min(start + step, len(self.shards)))
             rows = range(self.shards[shards[0]].start, self.shards[shards[-1]].stop)
-            yield rows, torch.cat([self._read_whole(index) for index in shards])
+            if wanted is None:
+                yield rows, torch.cat([self._read_whole(index) for index in shards])
+            elif chosen := range(max(rows.start, wanted.start), min(rows.stop, wanted.stop)):
+                block = torch.cat([self._read_whole(index) for index in shards])
+                yield chosen, block[chosen.start - rows.start : chosen.stop - rows.start]
 
     def numpy(self) -> Any:
-        """All rows at once, float32 [N, k]: for small sets such as queries."""
+        """All rows at once, float32 [N, k] or [N, C, k]: for small sets such as queries."""
         return torch.cat([features for _, features in self.blocks()]).numpy()
 
     def missing(self) -> list[int]:
@@ -150,11 +165,11 @@ class FeatureStore:
         return [
             rows.start + int(row)
             for index, rows in enumerate(self.shards)
-            for row in (~self._read_whole(index).any(1)).nonzero()
+            for row in (~self._read_whole(index).flatten(1).any(1)).nonzero()
         ]
 
     def write(self, index: int, features: Tensor) -> None:
-        """Write one shard, float32 [b, k], in the store's dtype."""
+        """Write one shard, float32 [b, k] or [b, C, k], in the store's dtype."""
         stored = features.to(DTYPES[self.manifest.dtype]).contiguous()
         if not stored.isfinite().all():
             raise DtrakError(
@@ -189,14 +204,14 @@ class FeatureStore:
                     return None
         except (OSError, SafetensorError, KeyError, TypeError):
             return None
-        expected = (len(self.shards[index]), self.dim)
+        expected = (len(self.shards[index]), *self.manifest.shape)
         if features.shape != expected or features.dtype != DTYPES[self.manifest.dtype]:
             return None
         self._intact.add(index)
         return features
 
     def _read_whole(self, index: int) -> Tensor:
-        """A shard that has to be there, float32 [b, k]."""
+        """A shard that has to be there, float32."""
         features = self._read(index)
         if features is None:
             raise DtrakError(
@@ -210,7 +225,7 @@ def fill(
     compute: Callable[[range], Tensor],
     advance: Callable[[int], None],
 ) -> None:
-    """Compute what is missing in stores of the same rows; `compute(rows)` gives float32 [stores, b, k].
+    """Compute what is missing in stores of the same rows; `compute(rows)` gives float32 [stores, b, …, k].
 
     Shards that another process is working on are left to it, and taken over if it dies. `advance` is called
     with the number of rows that are there without `compute`.

@@ -9,16 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dtrak.gradients.layers import LAYERS, owners, supported
+from dtrak.gradients.layers import gradient_of, owners, supported
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
 from dtrak.noise import gaussian
 
+FOLDED = 1024
 TOLERANCE = 1e-2  # float32 rounding is far below this, a gradient that was missed far above
 Receiver = Callable[[str, Tensor], None]  # called with a parameter's name and its gradient [images, n]
+# Called with a parameter's name, its layer and the layer's input before the gradient is there; gives what is to be done
+# with the output's gradient, or None if the parameter's own gradient is wanted.
+Shortcut = Callable[[str, nn.Module, Tensor], Callable[[Tensor], None] | None]
 
 
 @contextmanager
@@ -53,26 +58,44 @@ def _require_input_gradient(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[T
 
 
 @contextmanager
-def gradient_of_each_image(network: nn.Module, names: set[str], images: int, receive: Receiver) -> Iterator[None]:
+def gradient_of_each_image(
+    network: nn.Module,
+    names: set[str],
+    images: int,
+    receive: Receiver,
+    shortcut: Shortcut = lambda name, layer, a: None,
+) -> Iterator[None]:
     """Within this block a backward pass calls `receive(name, [images, n])` for each named parameter.
 
     The batch holds the copies of `images` images, those of one image side by side. A layer that is called several
-    times calls `receive` each time: the gradient is the sum.
+    times calls `receive` each time: the gradient is the sum. Parameters for which there is a `shortcut` take that.
     """
 
+    def collector(name: str, layer: nn.Module, a: Tensor) -> Callable[[Tensor], None]:
+        if (short := shortcut(name, layer, a)) is not None:
+            return short
+        gradient = gradient_of(layer, name.rpartition(".")[2])
+        return lambda g: receive(name, gradient(layer, a, g, images))
+
     def hook(path: str, layer: nn.Module) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        chosen = [
+            name
+            for key, _ in layer.named_parameters(recurse=False)
+            if (name := f"{path}.{key}" if path else key) in names
+        ]
+
         def after_forward(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             a = inputs[0].detach()
             a = a.float() if a.is_floating_point() else a
+            collectors = [collector(name, layer, a) for name in chosen]
             # Nothing before the deepest chosen layer needs a gradient, so the backward pass ends at its output.
             if not output.requires_grad:
                 output.requires_grad_()
 
             def on_gradient(g: Tensor) -> None:
-                for key, gradient in LAYERS[type(layer)](layer, a, g.float(), images).items():
-                    name = f"{path}.{key}" if path else key
-                    if name in names:
-                        receive(name, gradient.reshape(images, -1))
+                g = g.float()
+                for collect in collectors:
+                    collect(g)
 
             output.register_hook(on_gradient)
 
@@ -115,11 +138,15 @@ def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Conditio
 def _collected(
     model: DiffusionModel, noisy: Tensor, timesteps: Tensor, condition: Condition, names: set[str], images: int
 ) -> dict[str, Tensor]:
-    """The gradients of the summed square of the output, each [images, n]; of one image in the ordinary way."""
+    """The gradients of the summed square of the output, of one image in the ordinary way.
+
+    Each is folded to [images, FOLDED] numbers, as those of a large network would fill the memory.
+    """
     gradients: dict[str, Tensor] = {}
 
     def receive(name: str, gradient: Tensor) -> None:
-        gradients[name] = gradients.get(name, 0) + gradient
+        whole = F.pad(gradient, (0, -gradient.shape[1] % FOLDED))
+        gradients[name] = gradients.get(name, 0) + whole.view(images, -1, FOLDED).sum(1)
 
     network = model.network
     way = (

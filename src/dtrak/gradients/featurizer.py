@@ -1,13 +1,14 @@
-"""The gradient of an objective, averaged over an image's noised copies and projected: the feature of the image.
+"""The projected gradient of an objective: the feature of an image, of each of its noised copies or of their mean.
 
-    φ(x) = Pᵀ ∇_θ (1/KZ) Σ_t Σ_z ℓ(x, t, ε)        over K timesteps t and Z noises ε
+    φ_c(x) = Pᵀ ∇_θ ℓ(x, t, ε)        of the copy c = (t, ε), with one of K timesteps t and one of Z noises ε
+    φ(x) = (1/KZ) Σ_c φ_c(x)          of the image
 
-The KZ copies of one image are a batch and φ is linear in the gradient of their mean, so one ordinary backward pass
-gives it, for any architecture. Images of models so small that overhead dominates share a pass (`backward.py`).
+Hooks on the layers give each copy or each image of a batch its own gradient (`backward.py`), or even its projection
+without the gradient (`factored.py`). For networks that hooks cannot follow, a pass holds one image, or one copy.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError, UsageError
 from dtrak.gradients.activations import activation_bytes
-from dtrak.gradients.backward import Receiver, can_share_a_pass, gradient_of_each_image, gradient_of_the_batch
+from dtrak.gradients.backward import Receiver, Shortcut, can_share_a_pass, gradient_of_each_image, gradient_of_the_batch
 from dtrak.gradients.objectives import get_objective
 from dtrak.gradients.projections import Projection
 from dtrak.models import DiffusionModel
@@ -69,6 +70,7 @@ class Featurizer:
         parameters: dict[str, nn.Parameter],
         *,
         condition: Condition | None = None,  # of one image, as an example
+        apart: bool = False,  # whether every copy has its own row, or all of an image share one
         batch_size: int | None = None,  # images that share a pass; by the size of their activations if None
         autocast: bool = False,  # forward passes in bfloat16; gradients are added up in float32 all the same
     ) -> None:
@@ -77,42 +79,54 @@ class Featurizer:
         self.copies = copies
         self.projection = projection
         self.parameters = parameters
+        self.apart = apart
         self.autocast = autocast
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
         self._shared_noise = copies.noises(model.shape, None) if copies.noise == "shared" else None
         per_copy = activation_bytes(model, condition)
         self.copies_at_once = fitting(per_copy, total_memory(model.device))
-        self.batch_size = self._choose_batch_size(per_copy, batch_size, condition)
+        self.batch_size = self._choose_batch_size(per_copy, batch_size)
+        self.follows_layers = self.batch_size > 1 or apart or projection.has_shortcuts
+        if self.follows_layers and not can_share_a_pass(model, set(parameters), condition):
+            self._take_one_at_a_time(batch_size)
         self.projection_seconds = 0.0
         self.pass_bytes = per_copy * min(self.copies_at_once, self.batch_size * len(self.timesteps))
 
-    def _choose_batch_size(self, bytes_per_copy: int, asked: int | None, condition: Condition | None) -> int:
-        largest = 4 * max(value.numel() for value in self.parameters.values())
+    def _choose_batch_size(self, bytes_per_copy: int, wanted: int | None) -> int:
+        largest = 0 if self.projection.has_shortcuts else 4 * max(value.numel() for value in self.parameters.values())
         fitting = SHARED_PASS_BYTES // (bytes_per_copy * len(self.timesteps) + largest)
-        wanted = asked or min(fitting, MOST_SHARED_IMAGES)
-        if wanted < 2 or can_share_a_pass(self.model, set(self.parameters), condition):
-            return max(1, wanted)
-        if asked:
-            raise UsageError(f"batch-size {asked}: the images of this network cannot share a pass; only 1 will do")
-        return 1
+        return wanted or max(1, min(fitting, MOST_SHARED_IMAGES))
+
+    def _take_one_at_a_time(self, wanted: int | None) -> None:
+        """One image in a pass, or one copy, where hooks cannot tell them apart."""
+        if wanted is not None and wanted > 1:
+            raise UsageError(f"batch-size {wanted}: the images of this network cannot share a pass; only 1 will do")
+        self.follows_layers, self.batch_size = False, 1
+        if self.apart:
+            self.copies_at_once = 1
+
+    @property
+    def rows(self) -> int:
+        """How many rows an image has: one for each copy, or one."""
+        return len(self.timesteps) if self.apart else 1
 
     def __call__(self, clean: Tensor, ids: Sequence[Id], condition: Condition | None = None) -> Tensor:
-        """φ of the images `clean` [B, C, H, W], float32 [objectives, B, k] on the CPU.
+        """φ of the images `clean` [B, C, H, W], float32 [objectives, B, k] on the CPU, or [objectives, B, KZ, k] apart.
 
         `clean` can also be [B, K, C, H, W], with an image of its own for every timestep. `condition` is that of each
         image, [B, …].
         """
         moved_condition = moved(condition or {}, self.model.device)
-        out = torch.zeros(len(self.objectives), len(clean), self.projection.dim, device=self.model.device)
+        out = torch.zeros(len(self.objectives), len(clean), self.rows, self.projection.dim, device=self.model.device)
         with threads_for(self.pass_bytes), reproducible():
             for start in range(0, len(clean), self.batch_size):
                 rows = slice(start, start + self.batch_size)
                 own = {name: value[rows] for name, value in moved_condition.items()}
                 self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows], own)
-        return out.cpu()
+        return out.cpu() if self.apart else out[:, :, 0].cpu()
 
     def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id], condition: Condition) -> None:
-        """out [objectives, b, k] += φ of b images that share their passes."""
+        """out [objectives, b, rows, k] += the features of b images that share their passes."""
         noises = torch.stack([self._noise_of(image) for image in ids]).to(clean.device)  # [b, KZ, C, H, W]
         if clean.dim() < noises.dim():
             clean = clean[:, None].expand_as(noises)
@@ -121,8 +135,9 @@ class Featurizer:
         step = max(1, self.copies_at_once // len(clean))
         for start in range(0, len(self.timesteps), step):
             part = slice(start, start + step)
-            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], ids, condition)
-        finite = out.isfinite().all(2).all(0)
+            rows = out[:, :, part] if self.apart else out
+            self._add_pass(rows, clean[:, part], noises[:, part], self.timesteps[part], ids, condition)
+        finite = out.isfinite().all(3).all(2).all(0)
         if not finite.all():
             bad = int((~finite).nonzero()[0])
             own = {name: value[bad : bad + 1] for name, value in condition.items()}
@@ -138,22 +153,26 @@ class Featurizer:
     ) -> None:
         """One forward pass over c copies of each of b images, and one backward pass for each objective.
 
-        `clean` and `noises` are [b, c, C, H, W], the `condition` [b, …].
+        `out` is [objectives, b, c or 1, k], `clean` and `noises` are [b, c, C, H, W], the `condition` [b, …].
         """
-        images = len(noises)
         noise = noises.flatten(0, 1)  # [b·c, C, H, W], the copies of one image side by side
-        steps = timesteps.repeat(images)
+        steps = timesteps.repeat(len(noises))
         flat = clean.flatten(0, 1)
         noisy, target = (mix(flat, noise, steps) for mix in (self.model.add_noise, self.model.target))
         of_copies = repeated(condition, len(timesteps))
+        rows = torch.zeros_like(out).flatten(1, 2)  # [objectives, b·c or b, k]
         current = 0  # the objective whose backward pass is under way
 
         def receive(name: str, gradient: Tensor) -> None:
             started = time.perf_counter()
-            self.projection.add(out[current], name, gradient.float())
+            self.projection.add(rows[current], name, gradient.float())
             self.projection_seconds += time.perf_counter() - started
 
-        with self._receiving(images, receive):
+        def shortcut(name: str, layer: nn.Module, a: Tensor) -> Callable[[Tensor], None] | None:
+            add = self.projection.shortcut(name, layer, a)
+            return None if add is None else lambda g: add(rows[current], g)
+
+        with self._receiving(rows.shape[1], receive, shortcut):
             with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.autocast):
                 predicted = self.model.predict_target(noisy, steps, of_copies).float()
             self._check_output(predicted, timesteps, ids)
@@ -161,12 +180,13 @@ class Featurizer:
             losses = [objective(predicted, target, weights).sum() for objective in self.objectives]
             for current, loss in enumerate(losses):
                 last = current + 1 == len(losses)
-                (loss / len(self.timesteps)).backward(retain_graph=not last)
+                (loss if self.apart else loss / len(self.timesteps)).backward(retain_graph=not last)
+        out += rows.unflatten(1, out.shape[1:3])
 
-    def _receiving(self, images: int, receive: Receiver) -> AbstractContextManager[None]:
+    def _receiving(self, rows: int, receive: Receiver, shortcut: Shortcut) -> AbstractContextManager[None]:
         network, names = self.model.network, set(self.parameters)
-        if self.batch_size > 1:
-            return gradient_of_each_image(network, names, images, receive)
+        if self.follows_layers:
+            return gradient_of_each_image(network, names, rows, receive, shortcut)
         return gradient_of_the_batch(network, names, receive)
 
     def _check_output(self, predicted: Tensor, timesteps: Tensor, ids: Sequence[Id]) -> None:
@@ -181,7 +201,7 @@ class Featurizer:
         """Name the copy of one image whose gradient is not finite."""
         for index, timestep in enumerate(self.timesteps.tolist()):
             part = slice(index, index + 1)
-            out = torch.zeros(len(self.objectives), 1, self.projection.dim, device=clean.device)
+            out = torch.zeros(len(self.objectives), 1, 1, self.projection.dim, device=clean.device)
             self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], [image], condition)
             if not out.isfinite().all():
                 raise NotFiniteError(f"the gradient of image {image} is not finite at timestep {timestep}")

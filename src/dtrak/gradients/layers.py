@@ -2,7 +2,8 @@
 
     ∇_W ℓ(image b) = Σ_{copies, positions} g aᵀ        one product per layer, over all copies of image b
 
-Adding a layer type is one function and one line in `LAYERS`.
+Adding a layer type is one function and one line in `LAYERS`. Layers of all other types are run again for one image
+after the other (`by_autograd`).
 """
 
 from collections.abc import Callable
@@ -14,53 +15,93 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 # Each function takes the layer, its input and its output's gradient, both with B·M copies in front, and B;
-# it gives the gradient of `weight` and of `bias`, each [B, …].
-LayerGradient = Callable[[Any, Tensor, Tensor, int], dict[str, Tensor]]
+# it gives the gradient of one parameter, [B, n].
+LayerGradient = Callable[[Any, Tensor, Tensor, int], Tensor]
 
 
-def linear(layer: nn.Linear, a: Tensor, g: Tensor, images: int) -> dict[str, Tensor]:
+def linear_weight(layer: nn.Linear, a: Tensor, g: Tensor, images: int) -> Tensor:
     a, g = a.reshape(images, -1, a.shape[-1]), g.reshape(images, -1, g.shape[-1])  # [B, M, in], [B, M, out]
-    return {"weight": g.transpose(1, 2) @ a, "bias": g.sum(1)}
+    return (g.transpose(1, 2) @ a).flatten(1)
 
 
-def conv2d(layer: nn.Conv2d, a: Tensor, g: Tensor, images: int) -> dict[str, Tensor]:
+def conv2d_kernel(layer: nn.Conv2d, a: Tensor, g: Tensor, images: int) -> Tensor:
     # One call of the ordinary kernel for each image is faster than any batched form that unfolds the input.
     weights = [
         conv2d_weight(own_a, layer.weight.shape, own_g, layer.stride, layer.padding, layer.dilation, layer.groups)
         for own_a, own_g in zip(a.chunk(images), g.chunk(images), strict=True)
     ]
-    return {"weight": torch.stack(weights), "bias": g.reshape(images, -1, *g.shape[1:]).sum((1, 3, 4))}
+    return torch.stack(weights).flatten(1)
 
 
-def group_norm(layer: nn.GroupNorm, a: Tensor, g: Tensor, images: int) -> dict[str, Tensor]:
-    normalized = F.group_norm(a, layer.num_groups, eps=layer.eps)
-    return _scale_and_shift(normalized.transpose(1, -1), g.transpose(1, -1), images)
+def group_norm_scale(layer: nn.GroupNorm, a: Tensor, g: Tensor, images: int) -> Tensor:
+    """Σ g (a − mean) / deviation over positions: from two sums, without the normalized input."""
+    a, g = a.flatten(2), g.flatten(2)  # [BM, channels, positions]
+    groups = a.reshape(len(a), layer.num_groups, -1)
+    variance, mean = torch.var_mean(groups, 2, correction=0)
+    mean, scale = (
+        value.repeat_interleave(a.shape[1] // layer.num_groups, 1) for value in (mean, (variance + layer.eps).rsqrt())
+    )
+    products: Tensor = torch.linalg.vecdot(g, a)
+    of_copies: Tensor = scale * (products - mean * g.sum(2))
+    return of_copies.reshape(images, -1, a.shape[1]).sum(1)
 
 
-def layer_norm(layer: nn.LayerNorm, a: Tensor, g: Tensor, images: int) -> dict[str, Tensor]:
+def layer_norm_scale(layer: nn.LayerNorm, a: Tensor, g: Tensor, images: int) -> Tensor:
     normalized = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
-    rank = len(layer.normalized_shape)
-    return _scale_and_shift(normalized.flatten(-rank), g.flatten(-rank), images)
+    return (normalized * g).reshape(images, -1, layer.weight.numel()).sum(1)
 
 
-def _scale_and_shift(normalized: Tensor, g: Tensor, images: int) -> dict[str, Tensor]:
-    normalized, g = (value.reshape(images, -1, value.shape[-1]) for value in (normalized, g))
-    return {"weight": (normalized * g).sum(1), "bias": g.sum(1)}
+def sum_of_channels(layer: nn.Conv2d | nn.GroupNorm, a: Tensor, g: Tensor, images: int) -> Tensor:
+    return g.flatten(2).sum(2).reshape(images, -1, g.shape[1]).sum(1)
 
 
-def embedding(layer: nn.Embedding, a: Tensor, g: Tensor, images: int) -> dict[str, Tensor]:
+def sum_of_last(layer: nn.Linear | nn.LayerNorm, a: Tensor, g: Tensor, images: int) -> Tensor:
+    return g.reshape(images, -1, layer.bias.numel()).sum(1)
+
+
+def embedding_weight(layer: nn.Embedding, a: Tensor, g: Tensor, images: int) -> Tensor:
     a, g = a.reshape(images, -1), g.reshape(images, -1, g.shape[-1])  # [B, M], [B, M, width]
     weight = g.new_zeros(images, layer.num_embeddings, g.shape[-1])
-    return {"weight": weight.scatter_add_(1, a.unsqueeze(-1).expand_as(g), g)}
+    return weight.scatter_add_(1, a.unsqueeze(-1).expand_as(g), g).flatten(1)
 
 
-LAYERS: dict[type[nn.Module], LayerGradient] = {
-    nn.Linear: linear,
-    nn.Conv2d: conv2d,
-    nn.GroupNorm: group_norm,
-    nn.LayerNorm: layer_norm,
-    nn.Embedding: embedding,
+LAYERS: dict[type[nn.Module], dict[str, LayerGradient]] = {
+    nn.Linear: {"weight": linear_weight, "bias": sum_of_last},
+    nn.Conv2d: {"weight": conv2d_kernel, "bias": sum_of_channels},
+    nn.GroupNorm: {"weight": group_norm_scale, "bias": sum_of_channels},
+    nn.LayerNorm: {"weight": layer_norm_scale, "bias": sum_of_last},
+    nn.Embedding: {"weight": embedding_weight},
 }
+
+
+def gradient_of(layer: nn.Module, key: str) -> LayerGradient:
+    """The function for the parameter `key` of a layer."""
+    if is_known(layer) and key in LAYERS[type(layer)]:
+        return LAYERS[type(layer)][key]
+    return lambda layer, a, g, images: by_autograd(layer, key, a, g, images)
+
+
+def by_autograd(layer: nn.Module, key: str, a: Tensor, g: Tensor, images: int) -> Tensor:
+    """Run a layer of any type again, for the copies of one image after the other."""
+    parameter = layer.get_parameter(key)
+    required = parameter.requires_grad
+    parameter.requires_grad_()
+    try:
+        found = []
+        for own_a, own_g in zip(a.chunk(images), g.chunk(images), strict=True):
+            with torch.enable_grad():
+                output = layer.forward(own_a)  # and not its hooks
+            found.append(torch.autograd.grad(output, parameter, own_g.to(output.dtype))[0].flatten())
+        return torch.stack(found).float()
+    finally:
+        parameter.requires_grad_(required)
+
+
+def is_known(layer: nn.Module) -> bool:
+    """Whether the functions of this file are right for the layer as it is set up."""
+    if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
+        return False
+    return type(layer) in LAYERS
 
 
 def owners(network: nn.Module, names: set[str]) -> dict[str, nn.Module]:
@@ -69,10 +110,5 @@ def owners(network: nn.Module, names: set[str]) -> dict[str, nn.Module]:
 
 
 def supported(network: nn.Module, names: set[str]) -> bool:
-    """Whether every named parameter sits in a layer whose gradients this file knows."""
-    return all(
-        type(layer) in LAYERS
-        and getattr(layer, "padding_mode", "zeros") == "zeros"
-        and not isinstance(getattr(layer, "padding", 0), str)
-        for layer in owners(network, names).values()
-    )
+    """Whether every named parameter sits in a layer, and not in a block of layers."""
+    return all(is_known(layer) or not any(layer.children()) for layer in owners(network, names).values())

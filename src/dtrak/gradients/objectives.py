@@ -1,4 +1,4 @@
-"""The functions ℓ(ε_θ, ε) whose gradients describe an image: the seven of the paper, and the way between two of them.
+"""The functions ℓ(ε_θ, ε) whose gradients describe an image: the seven of the paper, the way between two, and a probe.
 
 Each maps the predictions ε_θ [B, …], the noises ε [B, …] and the ELBO weights [B] of B noised copies to ℓ [B]. For a
 flow, v_θ and v take the places of ε_θ and ε. Adding one is a function and a line in `OBJECTIVES`.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dtrak.errors import UsageError
+from dtrak.noise import gaussian
 from dtrak.registry import Registry
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -49,6 +50,12 @@ def interpolated(predicted: Tensor, noise: Tensor, elbo_weights: Tensor, eta: fl
     return eta * squared + (1 - eta) * (simple(predicted, noise, elbo_weights) - squared)
 
 
+def probe(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
+    """mean u·ε_θ with one random u for all images and timesteps: it reads the network's Jacobian, and no loss."""
+    u = gaussian(tuple(predicted.shape[1:]), "probe").to(predicted.device)
+    return (predicted * u).flatten(1).mean(1)
+
+
 OBJECTIVES: Registry[Objective] = Registry(
     "objective",
     "dtrak.objectives",
@@ -60,6 +67,7 @@ OBJECTIVES: Registry[Objective] = Registry(
         "l1": partial(norm, order=1),
         "l2": partial(norm, order=2),
         "linf": partial(norm, order=torch.inf),
+        "probe": probe,
     },
 )
 

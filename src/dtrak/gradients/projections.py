@@ -4,28 +4,41 @@ A projection is fed one parameter's gradient at a time and adds its share to the
 laid out whole. What it does is fixed by its seed and the parameters' names alone.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dtrak.noise import stream
-from dtrak.registry import Registry
+
+Shapes = Mapping[str, tuple[int, ...]]  # of the parameters, by name
 
 
-class Projection(Protocol):
+class Projection:
     """A linear map from the gradients of all parameters to `dim` numbers."""
 
     dim: int
+    has_shortcuts = False
 
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
         """out [B, k] += gradient [B, n] of the parameter `name`, projected. The gradient is used up."""
+        raise NotImplementedError
+
+    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> "Shortcut | None":
+        """A way to the projection of a parameter's gradient from its layer's input a and output gradient g alone.
+
+        It takes `out` [B, k], where the projection is added, and g. None if the gradient itself is needed.
+        """
+        return None
 
 
-class Sketch:
+Shortcut = Callable[[Tensor, Tensor], None]
+
+
+class Sketch(Projection):
     """A sparse Johnson–Lindenstrauss transform that only adds runs of memory: O(d) work, no matrix.
 
     Each parameter is cut into rows of k numbers. A row's entries get random signs, and the row is added to the k
@@ -33,11 +46,11 @@ class Sketch:
     probability 1/k; so E[Pᵀg·Pᵀh] = g·h and Var ≤ (‖g‖²‖h‖² + (g·h)²)/k, no more than a count sketch has.
     """
 
-    def __init__(self, dim: int, sizes: Mapping[str, int], seed: int) -> None:
+    def __init__(self, dim: int, shapes: Shapes, seed: int) -> None:
         self.dim = dim
         self._signs: dict[str, Tensor] = {}
         self._starts: dict[str, list[int]] = {}
-        for name, size in sizes.items():
+        for name, size in sizes_of(shapes).items():
             random = stream(seed, "sketch", name)
             self._starts[name] = random.integers(dim, size=-(-size // dim)).tolist()
             self._signs[name] = torch.from_numpy(random.integers(2, size=size, dtype="int8") * 2 - 1)
@@ -71,12 +84,12 @@ def add_rows_by_index(out: Tensor, values: Tensor, starts: list[int], rows_at_on
         out += rows[:, part : part + rows_at_once].gather(2, index.expand(images, -1, -1)).sum(1)
 
 
-class Dense:
+class Dense(Projection):
     """A dense random matrix over √k, made block by block from a named stream and never kept: the paper's choice."""
 
     BLOCK = 1 << 22  # entries of the matrix that exist at one time
 
-    def __init__(self, dim: int, sizes: Mapping[str, int], seed: int, entries: str) -> None:
+    def __init__(self, dim: int, shapes: Shapes, seed: int, entries: str) -> None:
         self.dim = dim
         self._seed = seed
         self._entries = entries
@@ -93,10 +106,11 @@ class Dense:
             out += part @ (matrix.to(part.device) / self.dim**0.5)
 
 
-class Identity:
+class Identity(Projection):
     """All d numbers as they are: exact kernels for small models."""
 
-    def __init__(self, dim: int, sizes: Mapping[str, int], seed: int) -> None:
+    def __init__(self, dim: int, shapes: Shapes, seed: int) -> None:
+        sizes = sizes_of(shapes)
         self.dim = sum(sizes.values())
         ends = torch.tensor(list(sizes.values())).cumsum(0).tolist()
         self._places = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
@@ -105,23 +119,6 @@ class Identity:
         out[:, self._places[name]] += gradient
 
 
-def _dense(entries: str) -> Callable[[int, Mapping[str, int], int], Projection]:
-    return lambda dim, sizes, seed: Dense(dim, sizes, seed, entries)
-
-
-# Each takes k, the sizes of the parameters by name, and a seed.
-PROJECTIONS: Registry[Callable[[int, Mapping[str, int], int], Projection]] = Registry(
-    "projection",
-    "dtrak.projections",
-    {
-        "sketch": Sketch,
-        "dense": _dense("gaussian"),
-        "dense-rademacher": _dense("rademacher"),
-        "identity": Identity,
-    },
-)
-
-
-def make_projection(kind: str, dim: int, sizes: Mapping[str, int], seed: int) -> Projection:
-    """The projection of this kind for parameters of these sizes; `identity` keeps all d numbers whatever `dim` is."""
-    return PROJECTIONS.choose(kind)(dim, sizes, seed)
+def sizes_of(shapes: Shapes) -> dict[str, int]:
+    """How many numbers each parameter has."""
+    return {name: math.prod(shape) for name, shape in shapes.items()}

@@ -7,8 +7,8 @@ from dtrak.limits import shortened
 def select_timesteps(choice: int | str, total: int) -> tuple[int, ...]:
     """Timesteps counted from zero.
 
-    `10` or `"10"` gives K = 10 evenly spaced ones, range(0, T, T//K)[:K]; `"cumulative:10"` the first ten;
-    `"0,100,200"` (with a comma at least at its end) just these.
+    `10` or `"10"` gives K = 10 evenly spaced ones, range(0, T, T//K)[:K]; `"middle:10"` the middles of ten equal
+    intervals; `"cumulative:10"` the first ten; `"0,100,200"` (with a comma at least at its end) just these.
     """
     text = choice.strip() if isinstance(choice, str) else shortened(choice)
     too_many = text.count(",") > total  # so many need not even be read
@@ -17,13 +17,16 @@ def select_timesteps(choice: int | str, total: int) -> tuple[int, ...]:
             chosen = [] if too_many else [int(part) for part in text.split(",") if part.strip()]
         elif text.startswith("cumulative:"):
             chosen = list(range(_count(text.removeprefix("cumulative:"), total)))
+        elif text.startswith("middle:"):
+            count = _count(text.removeprefix("middle:"), total)
+            chosen = [(2 * index + 1) * total // (2 * count) for index in range(count)]
         else:
             count = _count(text, total)
             chosen = list(range(0, total, total // count))[:count]
     except ValueError:
         raise UsageError(
-            f"timesteps {shortened(text)}: give a number from 1 to {total}, cumulative:NUMBER, or a list such as "
-            "0,100,200"
+            f"timesteps {shortened(text)}: give a number from 1 to {total}, middle:NUMBER, cumulative:NUMBER, or a "
+            "list such as 0,100,200"
         ) from None
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) >= total:
         raise UsageError(f"timesteps {shortened(text)}: a list holds different numbers from 0 to {total - 1}")

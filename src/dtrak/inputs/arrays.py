@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import UsageError
-from dtrak.kernels.damping import Compared, Damping, damping_as_of
+from dtrak.kernels.copies import CopyFeatures
+from dtrak.kernels.damping import Automatic, Damping, damping_as_of
 from dtrak.kernels.preconditioner import EVERY, Array, Preconditioner, Rows, mean_eigenvalue
 from dtrak.kernels.ridge import decompose
 
@@ -18,12 +19,12 @@ from dtrak.kernels.ridge import decompose
 class TrainingKernel:
     """A preconditioner fitted on the training images, and the λ that each damping means for it.
 
-    `auto` compares it with the kernel of another objective. Where several objectives are averaged, the first one's λ
-    sets that of the others: each keeps as many directions as the `first` does.
+    `automatic` is its rule for `auto`. Where several objectives are averaged, the first one's λ sets that of the
+    others: each keeps as many directions as the `first` does.
     """
 
     fit: Callable[[], Preconditioner]
-    compared: Compared | None = None
+    automatic: Automatic | None = None
     first: "TrainingKernel | None" = None
     _found: dict[Damping, float] = field(default_factory=dict)
 
@@ -35,7 +36,7 @@ class TrainingKernel:
         """λ for this kernel."""
         if damping not in self._found:
             found = (
-                damping.absolute(self.kernel, self.compared)
+                damping.absolute(self.kernel, self.automatic)
                 if self.first is None
                 else damping_as_of(self.first.kernel, self.first.absolute(damping), self.kernel)
             )
@@ -71,8 +72,8 @@ class KernelInput(Protocol):
 class Vectors:
     """Training images and queries as vectors of k numbers: pixels, embeddings or gradients."""
 
-    train: Rows  # Φ [N, k]
-    queries: NDArray[np.float32]  # φ(x) [Q, k]
+    train: Rows | CopyFeatures  # Φ [N, k], or [N, C, k]
+    queries: NDArray[np.float32]  # φ(x) [Q, k], or φ_c(x) [Q, C, k] for a pooled kernel
     fitted: TrainingKernel | None = None  # on `train`, where several questions share it
     chosen: ClassVar[slice] = EVERY
 
@@ -97,7 +98,7 @@ class KernelPart:
     """Some queries in a kernel's coordinates, and some of its training images."""
 
     training: TrainingKernel
-    coordinates: Array  # [Q, r]
+    coordinates: Array  # [Q, r] or [Q, C, r]
     chosen: slice = field(default_factory=lambda: EVERY)
 
     @property

@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from dtrak.errors import UsageError
 from dtrak.features.store import Cost, FeatureStore
 from dtrak.inputs.arrays import TrainingKernel, Vectors
-from dtrak.inputs.needs import GradientUse, Models
+from dtrak.inputs.needs import GradientKind, GradientUse, Models
 from dtrak.inputs.outcomes import benchmark_of
 from dtrak.inputs.task import Source, Task
 from dtrak.kernels import PRECONDITIONERS
-from dtrak.kernels.damping import compared_objective
+from dtrak.kernels.copies import CopyFeatures, OneCopy
+from dtrak.kernels.damping import bounded_agreement, compared_objective
+from dtrak.kernels.pooled import fit_pooled, pooled_dimension
 from dtrak.kernels.preconditioner import Preconditioner
+from dtrak.kernels.ridge import decompose
 from dtrak.noise import stable_hash
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ class Gradients(Source):
     any_objective: bool = False  # whether the user may ask for another
     also: tuple[str, ...] = ()  # objectives whose scores are averaged with those of the first, which sets their λ
     models: Models = "final"
+    apart: bool = False  # whether every noised copy has its own; the copies of all objectives then form one kernel
     along_trajectory: bool = False  # whether the queries' are taken along their sampling trajectories
     preconditioner: str = "ridge"
 
@@ -66,7 +71,11 @@ class Gradients(Source):
         return (first, *self.also)
 
     def use(self, asked: str | None, damped: bool) -> GradientUse:
-        return GradientUse(self.models, self.objectives(asked), self.along_trajectory, damped)
+        return GradientUse(self.kind, self.objectives(asked), self.along_trajectory, damped)
+
+    @property
+    def kind(self) -> GradientKind:
+        return GradientKind(self.models, self.apart)
 
     def check(self, task: Task) -> None:
         members(task, self.models)
@@ -75,6 +84,9 @@ class Gradients(Source):
 
     def inputs(self, task: Task) -> Iterator[Vectors]:
         for member in range(len(members(task, self.models))):
+            if self.apart:
+                yield from self._of_copies(task, member)
+                continue
             first: TrainingKernel | None = None
             for objective in self.objectives(task.settings.objective):
                 vectors = self._vectors(task, member, objective, first)
@@ -91,11 +103,11 @@ class Gradients(Source):
         return sum(of_each, Cost())
 
     def _costs(self, task: Task, member: int, objectives: tuple[str, ...]) -> Iterator[Cost]:
-        train = _train_stores(task, self.models, member)
+        train = _train_stores(task, self.kind, member)
         compared = compared_objective(objectives[0])
-        of_train = {*objectives, *([compared] if compared in _compared(task, self.models) else [])}
+        of_train = {*objectives, *([compared] if compared in _compared(task, self.kind) else [])}
         yield from (train[one].cost for one in of_train)
-        queries = _query_stores(task, self.models, member, self.along_trajectory)
+        queries = _query_stores(task, self.kind, member, self.along_trajectory)
         yield from (queries[one].cost for one in objectives)
 
     def seconds(self, task: Task) -> float:
@@ -106,8 +118,8 @@ class Gradients(Source):
         return len(members(task, self.models)) if self.uses_retrained else 0
 
     def _vectors(self, task: Task, member: int, objective: str, first: TrainingKernel | None) -> Vectors:
-        train = _train_stores(task, self.models, member)
-        queries = _query_stores(task, self.models, member, self.along_trajectory)
+        train = _train_stores(task, self.kind, member)
+        queries = _query_stores(task, self.kind, member, self.along_trajectory)
         return Vectors(train[objective], queries[objective].numpy(), self._training(task, train, objective, first))
 
     def _training(self, task: Task, train: Stores, objective: str, first: TrainingKernel | None) -> TrainingKernel:
@@ -120,18 +132,44 @@ class Gradients(Source):
 
         def make() -> TrainingKernel:
             other = compared_objective(objective)
-            compared = partial(kernel, other) if first is None and other in train else None
-            return TrainingKernel(partial(kernel, objective), compared, first)
+            compares = first is None and other in train
+            automatic = partial(bounded_agreement, compared=partial(kernel, other)) if compares else None
+            return TrainingKernel(partial(kernel, objective), automatic, first)
 
         if self.models != "final":
             return make()
         led_by = None if first is None else self.objectives(task.settings.objective)[0]
         return task.once_for_training(("damped kernel", self.preconditioner, objective, led_by), make)
 
+    def _of_copies(self, task: Task, member: int) -> Iterator[Vectors]:
+        """The copies of all objectives side by side: one input with a pooled kernel, or one for each copy."""
+        settings, objectives = task.settings, self.objectives(task.settings.objective)
+        stores = _train_stores(task, self.kind, member)
+        features = CopyFeatures([stores[one] for one in objectives], settings.length == "unit")
+        of_queries = _query_stores(task, self.kind, member, self.along_trajectory)
+        queries = features.prepared([torch.from_numpy(of_queries[one].numpy()) for one in objectives])
+        if settings.kernel == "per-copy":
+            for copy in range(queries.shape[1]):
+                rows = OneCopy(features, copy)
+                yield Vectors(
+                    rows, queries[:, copy].numpy(), TrainingKernel(partial(decompose, rows), pooled_dimension)
+                )
+            return
+        scored = features if settings.copies == "apart" else features.mean()
+        if settings.copies == "averaged":
+            queries = queries.mean(1, keepdim=True)
 
-def _compared(task: Task, models: Models) -> tuple[str, ...]:
+        def make() -> TrainingKernel:
+            return TrainingKernel(partial(fit_pooled, features, scored), pooled_dimension)
+
+        key = ("pooled kernel", objectives, settings.length, settings.copies)
+        fitted = task.once_for_training(key, make) if self.models == "final" else make()
+        yield Vectors(scored, queries.numpy(), fitted)
+
+
+def _compared(task: Task, kind: GradientKind) -> tuple[str, ...]:
     """Objectives of training images that no query needs: only damping compares with them."""
-    needed = task.needed[models]
+    needed = task.needed[kind]
     return tuple(one for one in needed.train if one not in needed.all_of_queries)
 
 
@@ -172,30 +210,30 @@ def _trajectories(task: Task) -> "Trajectories":
     return task.once("trajectories", make)
 
 
-def _train_stores(task: Task, models: Models, member: int) -> Stores:
+def _train_stores(task: Task, kind: GradientKind, member: int) -> Stores:
     """The features of the training images by one model, for all methods that need them."""
-    make = partial(_featurize, task, models, member, task.train_inputs, task.needed[models].train, task.folder, "train")
-    return task.once_for_training(("train", models, member), make)
+    make = partial(_featurize, task, kind, member, task.train_inputs, task.needed[kind].train, task.folder, "train")
+    return task.once_for_training(("train", kind, member), make)
 
 
-def _query_stores(task: Task, models: Models, member: int, along_trajectory: bool) -> Stores:
+def _query_stores(task: Task, kind: GradientKind, member: int, along_trajectory: bool) -> Stores:
     """The same of the queries, as they are or along their trajectories."""
-    needed, folder = task.needed[models], task.folder_of_queries
+    needed, folder = task.needed[kind], task.folder_of_queries
 
     def make() -> Stores:
         if not along_trajectory:
             name = f"queries-{task.queries.fingerprint[:8]}"
-            return _featurize(task, models, member, task.query_inputs, needed.queries, folder, name)
+            return _featurize(task, kind, member, task.query_inputs, needed.queries, folder, name)
         trajectories, draws = _trajectories(task), None if task.settings.step is None else DRAWS_AT_ONE_STEP
         name = f"journeys-{trajectories.fingerprint[:8]}"
-        return _featurize(task, models, member, trajectories, needed.trajectories, folder, name, draws)
+        return _featurize(task, kind, member, trajectories, needed.trajectories, folder, name, draws)
 
-    return task.once(("queries", models, member, along_trajectory), make)
+    return task.once(("queries", kind, member, along_trajectory), make)
 
 
 def _featurize(
     task: Task,
-    models: Models,
+    kind: GradientKind,
     member: int,
     images: "ModelInputs | Trajectories",
     objectives: Sequence[str],
@@ -206,13 +244,14 @@ def _featurize(
     """The features of images by one of the models; each model has a folder and a projection of its own."""
     from dtrak.features.featurizing import featurize
 
-    model, path, settings = task.model, members(task, models)[member], task.settings.features
+    model, path = task.model, members(task, kind.models)[member]
+    settings = task.settings.features_of_copies if kind.apart else task.settings.features
     if path is not None:
         model, folder = _loaded(task, path), folder / path.name
         settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
     if draws is not None:
         settings = replace(settings, draws=draws)
-    return featurize(model, images, objectives, settings, folder, name, task.engine)
+    return featurize(model, images, objectives, settings, folder, name, task.engine, apart=kind.apart)
 
 
 def _loaded(task: Task, path: Path) -> "DiffusionModel":

@@ -13,10 +13,18 @@ Models = Literal["final", "checkpoints", "retrained"]
 
 
 @dataclass(frozen=True)
+class GradientKind:
+    """Which models' gradients, and whether every noised copy of an image has its own."""
+
+    models: Models = "final"
+    apart: bool = False
+
+
+@dataclass(frozen=True)
 class GradientUse:
     """How one method uses gradients."""
 
-    models: Models
+    kind: GradientKind
     objectives: tuple[str, ...]  # the one that λ is set for first
     along_trajectory: bool  # whether those of the queries are taken along their sampling trajectory
     damped: bool  # whether λ matters
@@ -24,7 +32,7 @@ class GradientUse:
 
 @dataclass(frozen=True)
 class NeededGradients:
-    """The objectives whose gradients some methods need of the same models."""
+    """The objectives whose gradients of one kind some methods need."""
 
     train: tuple[str, ...]
     queries: tuple[str, ...] = ()
@@ -35,14 +43,14 @@ class NeededGradients:
         return tuple(dict.fromkeys([*self.queries, *self.trajectories]))
 
 
-def needed_gradients(uses: Iterable[GradientUse], damping: Damping | None) -> dict[Models, NeededGradients]:
-    """By models, what all these uses need together; a damping that compares objectives needs another of training."""
-    found: dict[Models, NeededGradients] = {}
+def needed_gradients(uses: Iterable[GradientUse], damping: Damping | None) -> dict[GradientKind, NeededGradients]:
+    """By kind, what all these uses need together; a damping that compares objectives needs another of training."""
+    found: dict[GradientKind, NeededGradients] = {}
     for use in uses:
-        before = found.get(use.models, NeededGradients(()))
-        compares = use.damped and damping is not None and damping.compares_objectives
+        before = found.get(use.kind, NeededGradients(()))
+        compares = use.damped and not use.kind.apart and damping is not None and damping.compares_objectives
         compared = [compared_objective(use.objectives[0])] if compares else []
-        found[use.models] = NeededGradients(
+        found[use.kind] = NeededGradients(
             train=tuple(dict.fromkeys([*before.train, *use.objectives, *compared])),
             queries=before.queries if use.along_trajectory else _joined(before.queries, use.objectives),
             trajectories=_joined(before.trajectories, use.objectives) if use.along_trajectory else before.trajectories,

@@ -4,10 +4,11 @@ A recipe's section `attribution` has these fields, commands have an option for e
 `dtrak.attribute` has them in its signature.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+from dtrak.errors import UsageError, choose
 from dtrak.features.settings import DEFAULT_ENCODER, FeatureSettings, Option
 from dtrak.limits import check_number
 
@@ -18,9 +19,20 @@ class Settings(FeatureSettings):
 
     objective: Annotated[
         str | None,
-        Option("NAME", "For d-trak: simple, elbo, square, avg, l1, l2, linf or interpolated(η).", "square"),
+        Option("NAME", "For d-trak: simple, elbo, square, avg, l1, l2, linf, probe or interpolated(η).", "square"),
     ] = None
     damping: float | str = "auto"  # λ: auto, spectrum, a fraction of the mean eigenvalue, or absolute:5
+    kernel: Annotated[
+        Literal["pooled", "per-copy"],
+        Option("KIND", "For step-trak: one kernel pooled over all noised copies, or one per-copy."),
+    ] = "pooled"
+    copies: Annotated[
+        Literal["apart", "averaged"],
+        Option("KIND", "For step-trak: score each copy apart and add, or score the averaged copies."),
+    ] = "apart"
+    length: Annotated[
+        Literal["unit", "own"], Option("KIND", "For step-trak: every copy's gradient of unit length, or of its own.")
+    ] = "unit"
     checkpoints: Annotated[
         Path | None, Option("FOLDER", "For tracin, gas: models on their way through training.", "RUN/checkpoints")
     ] = None
@@ -48,6 +60,11 @@ class Settings(FeatureSettings):
 
         super().__post_init__()
         Damping.parse(self.damping)
+        choose("kernel", self.kernel, ["pooled", "per-copy"])
+        choose("copies", self.copies, ["apart", "averaged"])
+        choose("length", self.length, ["unit", "own"])
+        if self.kernel == "per-copy" and self.copies == "averaged":
+            raise UsageError("kernel per-copy scores each copy on its own: it does not go with copies averaged")
         for name in ("checkpoint_count", "ensemble_size"):
             check_number(name, getattr(self, name))
 
@@ -55,3 +72,10 @@ class Settings(FeatureSettings):
     def features(self) -> FeatureSettings:
         """The part that says how features are made."""
         return FeatureSettings(**{one.name: getattr(self, one.name) for one in fields(FeatureSettings)})
+
+    @property
+    def features_of_copies(self) -> FeatureSettings:
+        """The same where every copy has its own row: of K timesteps, the middles of K equal intervals are taken."""
+        count = str(self.timesteps).strip()
+        timesteps = f"middle:{count}" if count.isdecimal() else self.timesteps
+        return replace(self.features, timesteps=timesteps)

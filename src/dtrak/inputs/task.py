@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dtrak.engines import Engine
 from dtrak.features.store import Cost
 from dtrak.images.images import Images
-from dtrak.inputs.needs import Models, NeededGradients
+from dtrak.inputs.needs import GradientKind, NeededGradients
 from dtrak.inputs.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Task:
     queries: Images
     settings: Settings
     folder: Path  # keeps features
-    needed: Mapping[Models, NeededGradients]  # by all methods of the task
+    needed: Mapping[GradientKind, NeededGradients]  # by all methods of the task
     engine: Engine | None = None  # computes gradients; this process if None
     queries_folder: Path | None = None  # keeps what is made of the queries; `folder` if None
     _made: dict[Any, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Task:
         self.model.check_fits(queries.shape, queries.source)
         return replace(self, queries=queries, queries_folder=folder, _made={}, _seconds={})
 
-    def needing(self, needed: Mapping[Models, NeededGradients]) -> "Task":
+    def needing(self, needed: Mapping[GradientKind, NeededGradients]) -> "Task":
         """The same for methods that need these gradients."""
         return replace(self, needed=needed)
 

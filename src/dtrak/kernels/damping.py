@@ -26,7 +26,7 @@ TRIED = 24  # dimensions that `auto` tries
 ASKED = 100  # training images that it asks about
 CONFIRMED = 0.9  # of a dimension, that the other objective has to ask for
 
-Compared = Callable[[], Preconditioner]  # fitted on the same images' gradients of another objective
+Automatic = Callable[[Preconditioner], float]  # the dimension that `auto` sets for a kernel
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,18 @@ class Damping:
         """Whether the kernel of the same images and `compared_objective` is needed."""
         return self.kind == "auto"
 
-    def absolute(self, kernel: Preconditioner, compared: Compared | None = None) -> float:
-        """λ for a kernel; `auto` asks for the kernel that it is compared with."""
+    def absolute(self, kernel: Preconditioner, automatic: Automatic | None = None) -> float:
+        """λ for a kernel, whose rule for `auto` is given."""
         match self.kind:
             case "spectrum":
                 return damping_of_dimension(kernel, SHARE * kernel.images)
             case "auto":
-                if compared is None:
+                if automatic is None:
                     raise UsageError(
                         "damping 'auto' compares two objectives, and the features of one are not there: "
                         "ask for --damping auto when they are made, or for --method trak,d-trak"
                     )
-                agreed = agreed_dimension(kernel, compared())
-                return damping_of_dimension(kernel, float(np.clip(agreed, LEAST * kernel.images, MOST * kernel.images)))
+                return damping_of_dimension(kernel, automatic(kernel))
             case "relative":
                 return self.value * mean_eigenvalue(kernel)
             case "absolute":
@@ -98,6 +97,11 @@ def damping_of_dimension(kernel: Preconditioner, dimension: float) -> float:
 def damping_as_of(other: Preconditioner, its_damping: float, kernel: Preconditioner) -> float:
     """The λ with which a kernel keeps as many directions as another one does with its own."""
     return damping_of_dimension(kernel, effective_dimension(other, its_damping))
+
+
+def bounded_agreement(kernel: Preconditioner, compared: Callable[[], Preconditioner]) -> float:
+    """The dimension at which two objectives agree, within reason; `compared` is fitted on the other one."""
+    return float(np.clip(agreed_dimension(kernel, compared()), LEAST * kernel.images, MOST * kernel.images))
 
 
 def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:

@@ -84,12 +84,7 @@ def decompose(features: Rows) -> RidgeKernel:
     primal = dim <= count
     gram = _inner_gram(features) if primal else _outer_gram(features)
     nothing = None if primal else np.flatnonzero(np.diag(gram) == 0)  # images that were left out
-    eigenvalues, vectors = scipy.linalg.eigh(gram, overwrite_a=True, check_finite=False, driver="evd")
-    noise = eigenvalues[-1] * np.finfo(np.float64).eps * max(count, dim)
-    first = int(np.searchsorted(eigenvalues, noise, side="right"))
-    eigenvalues, vectors = eigenvalues[first:], vectors[:, first:]
-    if not len(eigenvalues):
-        raise DtrakError("every training feature is zero: these parameters do not answer to the objective")
+    eigenvalues, vectors = eigen(gram, max(count, dim))
     if not primal:
         vectors *= np.sqrt(eigenvalues)
         vectors[nothing] = 0  # and not the rounding of others
@@ -98,6 +93,19 @@ def decompose(features: Rows) -> RidgeKernel:
     for rows, block in features.blocks():
         np.matmul(_wide(block), vectors, out=train[rows.start : rows.stop])
     return RidgeKernel(eigenvalues, train, vectors, features)
+
+
+def eigen(gram: Array, size: int) -> tuple[Array, Array]:
+    """The eigenvalues of a Gram matrix that are more than rounding, rising, and their vectors; it is used up.
+
+    `size` is the larger side of the features that it was made of.
+    """
+    eigenvalues, vectors = scipy.linalg.eigh(gram, overwrite_a=True, check_finite=False, driver="evd")
+    noise = eigenvalues[-1] * np.finfo(np.float64).eps * size
+    first = int(np.searchsorted(eigenvalues, noise, side="right"))
+    if first == len(eigenvalues):
+        raise DtrakError("every training feature is zero: these parameters do not answer to the objective")
+    return eigenvalues[first:], vectors[:, first:]
 
 
 def _inner_gram(features: Rows) -> Array:

@@ -6,7 +6,7 @@ Adding one is a function in a file of its family and a line in `METHODS`.
 from collections.abc import Sequence
 
 from dtrak.inputs.gradients import Gradients
-from dtrak.inputs.needs import Models, NeededGradients, needed_gradients
+from dtrak.inputs.needs import GradientKind, NeededGradients, needed_gradients
 from dtrak.kernels.damping import Damping
 from dtrak.methods.kernel import (
     D_TRAK,
@@ -16,6 +16,7 @@ from dtrak.methods.kernel import (
     MIXED_TRAK,
     RELATIVE_IF,
     RENORMALIZED_IF,
+    STEP_TRAK,
     TRAK,
     TRAK_ENSEMBLE,
 )
@@ -47,6 +48,7 @@ _OWN = (
     TRAK,
     D_TRAK,
     MIXED_TRAK,
+    STEP_TRAK,
     RELATIVE_IF,
     RENORMALIZED_IF,
     JOURNEY_TRAK,
@@ -83,8 +85,8 @@ def chosen_methods(names: Sequence[str]) -> list[Method]:
 
 def needed_by(
     methods: Sequence[Method], objective: str | None, damping: Damping | None
-) -> dict[Models, NeededGradients]:
-    """Which gradients some methods need together, by models; an objective is for those that have the choice."""
+) -> dict[GradientKind, NeededGradients]:
+    """Which gradients some methods need together, by kind; an objective is for those that have the choice."""
     uses = [one.source.use(objective, one.damped) for one in methods if isinstance(one.source, Gradients)]
     return needed_gradients(uses, damping)
 

@@ -54,6 +54,14 @@ MIXED_TRAK = Method(
     damped=True,
     tells_self_influence=True,
 )
+STEP_TRAK = Method(
+    "step-trak",
+    "one kernel of every noised copy's gradients, of the training loss and of a random probe of the output",
+    Gradients("simple", also=("probe",), apart=True, any_objective=True),
+    kernel_scores,
+    damped=True,
+    tells_self_influence=True,
+)
 RELATIVE_IF = Method(
     "relative-if",
     "trak over the norm of the image's preconditioned gradient",

@@ -65,7 +65,7 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
         "Timesteps K": f"{timesteps:,} of {total:,}",
         "Projection k": "none"
         if settings["projection"] == "identity"
-        else f"{settings['projection_dim']:,} dimensions, {settings['projection']}",
+        else f"{settings['projection_dim']:,} dimensions, {settings['projection'] or 'by the method'}",
         "Parameters": settings.get("parameters") or run.recipe.family.attributed,
         "Damping λ": str(settings["damping"]),
         "Seed": str(settings["seed"]),
@@ -90,11 +90,13 @@ def _passes(settings: Mapping[str, Any], timesteps: int, scores: Scores) -> str:
     """The forward and backward passes of the methods that ask the model itself for gradients."""
     methods = [METHODS[name] for name in settings["method"] if name in METHODS]
     asking = [one for one in methods if not (isinstance(one.source, Gradients) and one.source.along_trajectory)]
-    needed = needed_by(asking, settings["objective"], Damping.parse(settings["damping"])).get("final")
-    if needed is None:
+    every = needed_by(asking, settings["objective"], Damping.parse(settings["damping"]))
+    needed = [one for kind, one in every.items() if kind.models == "final"]
+    if not needed:
         return ""
     train, queries, copies = len(scores.train_ids), len(scores.query_ids), timesteps * settings.get("draws", 1)
-    total = copies * (len(needed.train) * train + len(needed.queries) * queries)
-    of_objectives = f", for {len(needed.train)} objectives" if len(needed.train) > 1 else ""
+    objectives = sum(len(one.train) for one in needed)
+    total = copies * (objectives * train + sum(len(one.queries) for one in needed) * queries)
+    of_objectives = f", for {objectives} objectives" if objectives > 1 else ""
     copied = "one noised copy" if copies == 1 else f"{copies:,} noised copies"
     return f"{total:,} gradient passes: {copied} of each image{of_objectives}"

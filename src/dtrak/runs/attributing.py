@@ -76,10 +76,11 @@ def features_folder(run: Run, settings: Settings, prefix: str = "") -> Path:
 
 def features_name(settings: Settings, total: int) -> str:
     """A name of its own for every way to make features, however the T = `total` timesteps are chosen."""
-    values = asdict(settings.features) | {"timesteps": select_timesteps(settings.timesteps, total)}
+    kind = settings.projection_of(apart=False)
+    values = asdict(settings.features) | {"timesteps": select_timesteps(settings.timesteps, total), "projection": kind}
     for name in NOT_IN_FEATURES:
         del values[name]
-    return f"{settings.projection}-{settings.projection_dim}-{stable_hash(repr(values)):016x}"
+    return f"{kind}-{settings.projection_dim}-{stable_hash(repr(values)):016x}"
 
 
 def attribute_run(

@@ -51,7 +51,7 @@ class LastAttribution(BaseModel):
     objective: str | None
     timesteps: int | str
     draws: int = Field(1, ge=1)
-    projection: str
+    projection: str | None
     projection_dim: int
     parameters: str | None = None
     damping: float | str

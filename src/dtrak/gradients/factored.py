@@ -1,0 +1,139 @@
+"""The factored projection: from a layer's input and its output's gradient to p² numbers, without the weight's gradient.
+
+The gradient of a weight W [out, in] is a sum over positions of g aᵀ, with a the layer's input and g the gradient of its
+output. With random A [p, in] and B [p, out], fixed for all images,
+
+    B ∇W Aᵀ = Σ_positions (B g)(A a)ᵀ        p² numbers
+
+A and B have orthogonal rows, scaled so that E[AᵀA] = I and E[BᵀB] = I: inner products are kept on average, and exactly
+where p is at least as large as the layer. For a convolution, A a is a convolution with p filters. The forward pass and
+the backward pass to activations are all that it takes, and every copy of a batch has its own numbers.
+
+Vectors (biases, scales of norms) have few numbers, which are sketched together, or kept as they are where they fit.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dtrak.errors import UsageError
+from dtrak.gradients.layers import is_known
+from dtrak.gradients.projections import Identity, Projection, Shapes, Shortcut, Sketch, sizes_of
+from dtrak.noise import stream
+
+SHARE_OF_VECTORS = 1 / 8  # of the k numbers, at most
+
+
+class Factored(Projection):
+    """p² numbers of each matrix, with the largest p for which all fit into `dim`; `self.dim` is how many there are."""
+
+    has_shortcuts = True
+
+    def __init__(self, dim: int, shapes: Shapes, seed: int) -> None:
+        matrices = {name: (shape[0], math.prod(shape[1:])) for name, shape in shapes.items() if len(shape) > 1}
+        vectors = {name: shape for name, shape in shapes.items() if len(shape) < 2}
+        of_vectors = min(sum(sizes_of(vectors).values()), max(1, int(dim * SHARE_OF_VECTORS)) if matrices else dim)
+        self._seed = seed
+        self._sizes = _reduced_shapes(matrices, dim - of_vectors)
+        self._full = matrices
+        self._factors: dict[str, tuple[Tensor, Tensor]] = {}
+        self._places: dict[str, slice] = {}
+        end = 0
+        for name, (rows, columns) in self._sizes.items():
+            self._places[name] = slice(end, end + rows * columns)
+            end += rows * columns
+        kind = Identity if sum(sizes_of(vectors).values()) <= of_vectors else Sketch
+        self._vectors = kind(of_vectors, vectors, seed)
+        self._place_of_vectors = slice(end, end + of_vectors)
+        self.dim = end + of_vectors
+
+    def factors(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """A [p, in] and B [p, out] of a matrix, on the device of `like`."""
+        if name not in self._factors:
+            full, small = self._full[name], self._sizes[name]
+            b, a = (_orthogonal(small[side], full[side], self._seed, "factored", name, side) for side in (0, 1))
+            self._factors[name] = a, b
+        a, b = (value.to(like.device) for value in self._factors[name])
+        self._factors[name] = a, b
+        return a, b
+
+    def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
+        if name not in self._places:
+            self._vectors.add(out[:, self._place_of_vectors], name, gradient)
+            return
+        a, b = self.factors(name, gradient)
+        out[:, self._places[name]] += (b @ gradient.view(-1, *self._full[name]) @ a.T).flatten(1)
+
+    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> Shortcut | None:
+        """B ∇W Aᵀ of each image from A a, which is kept instead of a, and from B g."""
+        reduce = REDUCED.get(type(layer))
+        if reduce is None or not is_known(layer) or name not in self._places or getattr(layer, "groups", 1) != 1:
+            return None
+        product, place = reduce(layer, a, *self.factors(name, a)), self._places[name]
+
+        def add(out: Tensor, g: Tensor) -> None:
+            out[:, place] += product(g).reshape(len(out), -1, place.stop - place.start).sum(1)
+
+        return add
+
+
+# Each takes a layer, its input a [copies, …], A and B; it gives a function from g to B ∇W Aᵀ [copies, p, p].
+Product = Callable[[Tensor], Tensor]
+
+
+def _linear(layer: nn.Linear, a: Tensor, factor_a: Tensor, factor_b: Tensor) -> Product:
+    reduced = _positions(a @ factor_a.T)
+    return lambda g: _positions(g @ factor_b.T).transpose(1, 2) @ reduced
+
+
+def _conv2d(layer: nn.Conv2d, a: Tensor, factor_a: Tensor, factor_b: Tensor) -> Product:
+    filters = factor_a.view(-1, *layer.weight.shape[1:])
+    reduced = F.conv2d(a, filters, None, layer.stride, layer.padding, layer.dilation).flatten(2)
+    return lambda g: (factor_b @ g.flatten(2)) @ reduced.transpose(1, 2)
+
+
+def _embedding(layer: nn.Embedding, a: Tensor, factor_a: Tensor, factor_b: Tensor) -> Product:
+    reduced = _positions(factor_b.T[a])  # the input is a row of the identity matrix
+    return lambda g: reduced.transpose(1, 2) @ _positions(g @ factor_a.T)
+
+
+def _positions(values: Tensor) -> Tensor:
+    """[copies, positions, p] from [copies, …, p]."""
+    return values.reshape(len(values), -1, values.shape[-1])
+
+
+REDUCED: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Product]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _conv2d,
+    nn.Embedding: _embedding,
+}
+
+
+def _reduced_shapes(matrices: Mapping[str, tuple[int, int]], numbers: int) -> dict[str, tuple[int, int]]:
+    """[p, p] or [p, p + 1] for each matrix, or its own size where that is less: the largest that fit into `numbers`."""
+
+    def reduced(step: int) -> dict[str, tuple[int, int]]:
+        p, q = step // 2, (step + 1) // 2
+        return {name: (min(p, rows), min(q, columns)) for name, (rows, columns) in matrices.items()}
+
+    largest = max((max(shape) for shape in matrices.values()), default=0)
+    steps = range(2, 2 * largest + 1)
+    fitting = bisect_right(steps, numbers, key=lambda step: sum(p * q for p, q in reduced(step).values()))
+    if matrices and not fitting:
+        raise UsageError(
+            f"projection-dim: the projection factored needs a number for each of {len(matrices):,} matrices at least, "
+            f"and has {numbers:,}"
+        )
+    return reduced(steps[fitting - 1]) if matrices else {}
+
+
+def _orthogonal(p: int, n: int, *names: int | str) -> Tensor:
+    """p ≤ n orthogonal rows of n numbers, scaled so that E[AᵀA] = I."""
+    rows = np.linalg.qr(stream(*names).standard_normal((n, p)))[0].T
+    return torch.from_numpy((rows * math.sqrt(n / p)).astype(np.float32))

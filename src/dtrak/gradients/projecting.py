@@ -1,0 +1,26 @@
+"""The projections by name."""
+
+from collections.abc import Callable
+from functools import partial
+
+from dtrak.gradients.factored import Factored
+from dtrak.gradients.projections import Dense, Identity, Projection, Shapes, Sketch
+from dtrak.registry import Registry
+
+# Each takes k, the shapes of the parameters by name, and a seed.
+PROJECTIONS: Registry[Callable[[int, Shapes, int], Projection]] = Registry(
+    "projection",
+    "dtrak.projections",
+    {
+        "factored": Factored,
+        "sketch": Sketch,
+        "dense": partial(Dense, entries="gaussian"),
+        "dense-rademacher": partial(Dense, entries="rademacher"),
+        "identity": Identity,
+    },
+)
+
+
+def make_projection(kind: str, dim: int, shapes: Shapes, seed: int) -> Projection:
+    """The projection of this kind for parameters of these shapes; `identity` keeps all d numbers whatever `dim` is."""
+    return PROJECTIONS.choose(kind)(dim, shapes, seed)

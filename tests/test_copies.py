@@ -1,0 +1,305 @@
+"""Features of every noised copy against autograd, and kernels of copies against the formulas written out."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import dtrak
+import tiny
+from commands import dtrak as command
+from dtrak import DiffusionModel
+from dtrak.errors import UsageError
+from dtrak.features.featurizing import featurize
+from dtrak.features.settings import FeatureSettings
+from dtrak.features.store import FeatureStore
+from dtrak.gradients.featurizer import Copies, Featurizer
+from dtrak.gradients.layers import by_autograd
+from dtrak.gradients.objectives import get_objective
+from dtrak.gradients.projecting import make_projection
+from dtrak.gradients.projections import sizes_of
+from dtrak.images.images import Images, load_images
+from dtrak.kernels import ArrayRows
+from dtrak.kernels.copies import CopyFeatures
+from dtrak.kernels.pooled import PooledKernel, fit_pooled
+from dtrak.noise import gaussian
+from test_gradients import DEFEAT_HOOKS, MODELS, relative_error
+
+COPIES = Copies((50, 450, 950), draws=2, seed=7)
+SHAPES = {"conv.weight": (7, 10, 10), "conv.bias": (7,), "out.weight": (13, 10)}
+
+
+def shapes_of(model: DiffusionModel, pattern: str | None = None) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in model.parameters(pattern).items()}
+
+
+def gradient_of_copy(
+    model: DiffusionModel, objective: str, image: Tensor, copy: int, pattern: str | None
+) -> list[Tensor]:
+    """torch.autograd.grad for one copy of one image: the gradient of each parameter."""
+    timestep, draw = COPIES.pairs()[copy]
+    noise, t = gaussian(model.shape, COPIES.seed, timestep, draw)[None], torch.tensor([timestep])
+    predicted = model.predict_target(model.add_noise(image[None], noise, t), t)
+    loss = get_objective(objective)(predicted, noise, model.elbo_weights(t)).sum()
+    return list(torch.autograd.grad(loss, list(model.parameters(pattern).values())))
+
+
+@pytest.mark.parametrize("kind", ["factored", "sketch", "identity"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_copy_has_the_projection_of_its_own_gradient(name: str, kind: str) -> None:
+    """Also where hooks cannot follow the network."""
+    model, clean = MODELS[name](), tiny.clean_images(2)
+    shapes, objectives = shapes_of(model), ["simple", "probe"]
+    projection = make_projection(kind, 300, shapes, 0)
+    features = Featurizer(model, objectives, COPIES, projection, model.parameters(), apart=True)
+    found = features(clean, [0, 1])
+    assert found.shape == (2, 2, 6, projection.dim)
+    assert features.follows_layers == (name not in DEFEAT_HOOKS)
+    model.network.eval()
+    for row, objective in enumerate(objectives):
+        for image in range(2):
+            for copy in range(6):
+                expected = torch.zeros(1, projection.dim)
+                for parameter, gradient in zip(
+                    shapes, gradient_of_copy(model, objective, clean[image], copy, None), strict=True
+                ):
+                    projection.add(expected, parameter, gradient.reshape(1, -1).clone())
+                assert relative_error(found[row, image, copy], expected[0]) < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["factored", "sketch"])
+def test_the_mean_over_copies_is_the_averaged_feature(kind: str) -> None:
+    model, clean = tiny.unet(), tiny.clean_images(3)
+    projection = make_projection(kind, 300, shapes_of(model), 0)
+    apart, averaged = (
+        Featurizer(model, ["square"], COPIES, projection, model.parameters(), apart=apart)(clean, range(3))
+        for apart in (True, False)
+    )
+    assert relative_error(apart.mean(2), averaged) < 1e-5
+
+
+def test_copies_that_do_not_fit_into_one_pass_are_the_same() -> None:
+    model, clean = tiny.unet(), tiny.clean_images(3)
+    projection = make_projection("factored", 300, shapes_of(model, "up_blocks"), 0)
+    features = Featurizer(model, ["square"], COPIES, projection, model.parameters("up_blocks"), apart=True)
+    whole = features(clean, range(3))
+    features.copies_at_once, features.batch_size = 4, 2
+    assert relative_error(features(clean, range(3)), whole) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Conv1d(4, 6, 3), (6, 4, 9)), (nn.Conv2d(4, 8, 3, groups=2), (6, 4, 5, 5)), (nn.PReLU(4), (6, 4, 5))],
+)
+def test_layers_of_other_types_are_run_again(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    a = torch.randn(shape)
+    output = layer(a)
+    g = torch.randn_like(output)
+    found = by_autograd(layer, "weight", a, g, images=3)
+    for image in range(3):
+        part = slice(2 * image, 2 * image + 2)
+        (expected,) = torch.autograd.grad(layer(a[part]), [layer.get_parameter("weight")], g[part])
+        torch.testing.assert_close(found[image], expected.flatten(), rtol=1e-4, atol=1e-5)
+
+
+# the factored projection
+
+
+def projected(kind: str, dim: int, seed: int, gradients: Tensor) -> Tensor:
+    projection = make_projection(kind, dim, SHAPES, seed)
+    out = torch.zeros(len(gradients), projection.dim)
+    for name, part in zip(SHAPES, gradients.split(list(sizes_of(SHAPES).values()), dim=1), strict=True):
+        projection.add(out, name, part.clone())
+    return out
+
+
+def test_factored_inner_products_have_no_bias() -> None:
+    random = torch.Generator().manual_seed(0)
+    g = torch.randn(2, 837, generator=random)
+    g[1] += g[0]
+    products = np.array([float(torch.dot(*projected("factored", 60, seed, g))) for seed in range(2000)])
+    assert abs(products.mean() - float(g[0] @ g[1])) < 4 * products.std() / np.sqrt(len(products))
+    assert products.std() > 0
+
+
+def test_factored_is_exact_where_all_numbers_fit() -> None:
+    g = torch.randn(2, 837, generator=torch.Generator().manual_seed(0))
+    whole = projected("factored", 1000, 3, g)
+    assert whole.shape[1] == 837
+    torch.testing.assert_close(whole @ whole.T, g @ g.T, rtol=1e-4, atol=1e-2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(dim=st.integers(3, 900))
+def test_factored_takes_no_more_numbers_than_it_may(dim: int) -> None:
+    assert make_projection("factored", dim, SHAPES, 0).dim <= dim
+
+
+def test_too_few_numbers_for_the_factored_projection_are_refused() -> None:
+    with pytest.raises(UsageError, match="needs a number for each of 2 matrices"):
+        make_projection("factored", 1, SHAPES, 0)
+
+
+# kernels
+
+Length = Literal["unit", "own"]
+RANDOM = np.random.default_rng(0)
+TRAIN, QUERIES = (RANDOM.normal(size=(count, 3, 20)).astype(np.float32) for count in (15, 4))
+
+
+def transcribed(kind: str, length: Length, damping: float) -> NDArray[np.float64]:
+    """Σ_c φ_c(x)ᵀ (G + λI)⁻¹ φ_c(n), with G, copies and lengths as each variant has them: [Q, N]."""
+    train, queries = TRAIN.astype(np.float64), QUERIES.astype(np.float64)
+    if length == "unit":
+        train, queries = (rows / np.linalg.norm(rows, axis=2, keepdims=True) for rows in (train, queries))
+    pooled = sum(np.outer(row, row) for image in train for row in image)
+    inverse = np.linalg.inv(pooled + damping * np.eye(20))
+    if kind == "averaged":
+        return np.asarray(queries.mean(1) @ inverse @ train.mean(1).T)
+    return np.asarray(sum(queries[:, c] @ inverse @ train[:, c].T for c in range(3)))
+
+
+def fitted(kind: str, length: Length) -> tuple[PooledKernel, NDArray[np.float32]]:
+    features = CopyFeatures([Stored(TRAIN)], length == "unit")
+    scored = features.mean() if kind == "averaged" else features
+    queries = (scored if kind == "averaged" else features).prepared([torch.from_numpy(QUERIES)])
+    return fit_pooled(features, scored), queries.numpy()
+
+
+class Stored(ArrayRows):
+    """Rows of every copy, in blocks of four images."""
+
+    def blocks(self, wanted: range | None = None) -> Any:
+        wanted = wanted or range(len(self))
+        for start in range(wanted.start, wanted.stop, 4):
+            rows = range(start, min(start + 4, wanted.stop))
+            yield rows, torch.from_numpy(self.array[rows.start : rows.stop])
+
+    @property
+    def dim(self) -> int:
+        return int(self.array.shape[-1])
+
+
+@pytest.mark.parametrize("damping", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("length", ["unit", "own"])
+@pytest.mark.parametrize("kind", ["apart", "averaged"])
+def test_pooled_scores_are_the_formula(kind: str, length: Length, damping: float) -> None:
+    kernel, queries = fitted(kind, length)
+    expected = transcribed(kind, length, damping)
+    coordinates = kernel.coordinates(queries)
+    np.testing.assert_allclose(kernel.scores(coordinates, damping), expected, rtol=2e-3, atol=1e-4)
+    some = kernel.scores(coordinates[:2], damping, slice(5, 11))
+    np.testing.assert_allclose(some, expected[:2, 5:11], rtol=2e-3, atol=1e-4)
+
+
+def test_a_training_image_scores_itself_as_the_kernel_says() -> None:
+    kernel, _ = fitted("apart", "unit")
+    rows = [3, 0, 11]
+    own = kernel.scores(kernel.train_coordinates(rows), 0.3)
+    np.testing.assert_allclose(own[range(3), rows], kernel.self_influence(0.3)[rows], rtol=1e-4)
+    np.testing.assert_allclose(kernel.norms(), np.sqrt(3), rtol=1e-5)
+    assert kernel.preconditioned_norms(0.3, slice(2, 5)).shape == (3,)
+
+
+def test_fewer_rows_than_numbers_give_the_same_scores() -> None:
+    """The decomposition is then that of ΦΦᵀ."""
+    wide = CopyFeatures([Stored(np.concatenate([TRAIN[:5], np.zeros((5, 3, 30), np.float32)], 2))])
+    narrow = CopyFeatures([Stored(TRAIN[:5])])
+    queries = CopyFeatures([]).prepared([torch.from_numpy(QUERIES)]).numpy()
+    padded = np.concatenate([queries, np.zeros((4, 3, 30), np.float32)], 2)
+    one, other = fit_pooled(narrow), fit_pooled(wide)
+    np.testing.assert_allclose(
+        one.scores(one.coordinates(queries), 0.1), other.scores(other.coordinates(padded), 0.1), rtol=1e-3, atol=1e-5
+    )
+
+
+# from images to scores
+
+
+@pytest.fixture(scope="module")
+def digits() -> Images:
+    return load_images("digits:train").select(range(40))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "length"),
+    [({}, "apart", "unit"), ({"length": "own"}, "apart", "own"), ({"copies": "averaged"}, "averaged", "unit")],
+)
+def test_step_trak_is_the_formula_over_both_objectives(
+    given: dict[str, Any], kind: str, length: Length, digits: Images, tmp_path: Path
+) -> None:
+    model = tiny.unet()
+    queries = digits.select([1, 5])
+    scores = dtrak.attribute(
+        model,
+        digits,
+        queries,
+        "step-trak",
+        timesteps=2,
+        projection_dim=64,
+        damping="absolute:0.2",
+        cache=tmp_path,
+        **given,
+    )
+    rows = [
+        np.concatenate([FeatureStore.open(path).numpy() for path in sorted(tmp_path.glob(f"{name}-*-copies"))[::-1]], 1)
+        for name in ("train", "queries-*")
+    ]
+    assert rows[0].shape == (40, 4, FeatureStore.open(next(tmp_path.glob("train-*"))).dim)
+    if length == "unit":
+        rows = [one / np.linalg.norm(one, axis=2, keepdims=True) for one in rows]
+    train, asked = (one.astype(np.float64) for one in rows)
+    gram = np.einsum("nck,ncl->kl", train, train) + 0.2 * np.eye(train.shape[2])
+    if kind == "averaged":
+        train, asked = train.mean(1, keepdims=True), asked.mean(1, keepdims=True)
+    expected = np.einsum("qck,kl,ncl->qn", asked, np.linalg.inv(gram), train)
+    np.testing.assert_allclose(scores.values, expected, rtol=5e-3, atol=1e-4)
+
+
+def test_one_kernel_for_each_copy_is_the_mean_of_traks(digits: Images, tmp_path: Path) -> None:
+    model, queries = tiny.unet(), digits.select([1, 5])
+    same: dict[str, Any] = {"projection": "sketch", "projection_dim": 64, "damping": 0.1}
+    each = dtrak.attribute(
+        model, digits, queries, "step-trak", timesteps="100,600", kernel="per-copy", length="own", **same
+    )
+    traks = [
+        dtrak.attribute(model, digits, queries, "d-trak", objective=objective, timesteps=f"{timestep},", **same).values
+        for objective in ("simple", "probe")
+        for timestep in (100, 600)
+    ]
+    np.testing.assert_allclose(each.values, np.mean(traks, axis=0), rtol=1e-3, atol=1e-5)
+
+
+def test_a_shard_that_is_gone_or_damaged_is_made_again(digits: Images, tmp_path: Path) -> None:
+    model, how = tiny.unet(), FeatureSettings(timesteps="middle:2", projection_dim=64, dtype="bfloat16")
+    before = featurize(model, digits, ["simple"], how, tmp_path, "train", apart=True)["simple"]
+    whole, shards = before.numpy(), sorted(before.folder.glob("shard-*"))
+    assert len(shards) == 2
+    shards[0].unlink()
+    shards[1].write_bytes(shards[1].read_bytes()[:-3])
+    after = featurize(model, digits, ["simple"], how, tmp_path, "train", apart=True)["simple"]
+    assert after.numpy().tobytes() == whole.tobytes()
+    assert after.manifest.bytes == 40 * 2 * after.dim * 2
+
+
+def test_the_command_scores_with_it_beside_others(finished_run: Path, tmp_path: Path) -> None:
+    outcome = command(
+        *("attribute", finished_run, "--queries", "digits:validation", "--method", "trak,step-trak"),
+        *("--cache", tmp_path / "features", "--out", tmp_path / "s.npz", "--projection-dim", "64"),
+    )
+    assert outcome.code == 0, outcome.err
+    with np.load(tmp_path / "s.npz") as scores:
+        assert scores["methods"].tolist() == ["trak", "step-trak"]
+        assert np.isfinite(scores["values"]).all()
+
+
+def test_a_kernel_for_each_copy_has_no_averaged_copies(digits: Images) -> None:
+    with pytest.raises(UsageError, match="kernel per-copy"):
+        dtrak.attribute(tiny.unet(), digits, digits, "step-trak", kernel="per-copy", copies="averaged")
