@@ -94,7 +94,7 @@ def test_the_output_is_no_file_that_is_read(own_run: Path, tmp_path: Path) -> No
     before, recipe = (tmp_path / "q.npz").read_bytes(), (own_run / "recipe.yaml").read_text()
     for out, read in (("q.npz", "q.npz"), ("link.npz", "q.npz"), (own_run / "recipe.yaml", own_run / "recipe.yaml")):
         outcome = dtrak("attribute", own_run, "--queries", "q.npz", "--out", out, cwd=tmp_path)
-        assert (outcome.code, outcome.error) == (2, f"{out} is what is read as {read}: give another file to write")
+        assert (outcome.code, outcome.error) == (2, f"{out} is also the input {read}: give another file to write")
     assert (tmp_path / "q.npz").read_bytes() == before
     assert (own_run / "recipe.yaml").read_text() == recipe
     asked = ("evaluate", "lds", own_run, "--out", "t.csv", "--table", "./t.csv")

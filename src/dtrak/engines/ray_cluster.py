@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dtrak.ending import listen_again
 from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cores
 from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
 from dtrak.engines.this_process import exactly
 from dtrak.errors import DtrakError, UsageError
 from dtrak.limits import MOST, shortened
+from dtrak.sigterm import restore_handler
 
 SECONDS_TO_ANSWER = 10.0
 
@@ -89,7 +89,7 @@ class RayCluster:
                 raise UsageError(
                     f"no Ray cluster at {self.address}: `ray start --head` starts one, and says its address ({reason})"
                 ) from error
-        listen_again()  # Ray would abort the process
+        restore_handler()  # Ray would abort the process
         try:
             self._check_fits(threads, gpu)
             yield

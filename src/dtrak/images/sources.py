@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.errors import UsageError, choose
+from dtrak.errors import UsageError, check_known
 from dtrak.images.metadata import LARGEST, METADATA_FILES, column_of, described_by, table_rows
 from dtrak.images.pictures import Picture, naming, regular
 from dtrak.images.selection import Selection, chosen_rows
@@ -69,7 +69,7 @@ def _find(source: str) -> Found:
 def _digits(source: str) -> Found:
     from sklearn.datasets import load_digits
 
-    choose("source", source, ["digits:train", "digits:validation"])
+    check_known("source", source, ["digits:train", "digits:validation"])
     values, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(values))
     rows = order[:1000] if source == "digits:train" else order[1000:]

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from dtrak.limits import MOST
 from dtrak.models.unet_settings import UNet
-from dtrak.sections import Fraction, Open, Positive, Section
+from dtrak.sections import Fraction, OpenFraction, Positive, Section
 
 Shape = tuple[int, int, int]  # (C, H, W) of an image
 
@@ -16,8 +16,8 @@ class Schedule(Section):
 
     num_train_timesteps: Annotated[Positive, Field(le=MOST["num_train_timesteps"])] = 1000
     beta_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
-    beta_start: Open = 1e-4
-    beta_end: Open = 0.02
+    beta_start: OpenFraction = 1e-4
+    beta_end: OpenFraction = 0.02
     prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
 
 

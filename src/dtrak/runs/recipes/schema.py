@@ -12,7 +12,7 @@ from dtrak.images.selection import Selection
 from dtrak.inputs.settings import Settings
 from dtrak.limits import MOST, shortened
 from dtrak.models.families import FAMILIES, ModelFamily, family_of
-from dtrak.sections import Fraction, Open, Positive, Section, Seed
+from dtrak.sections import Fraction, OpenFraction, Positive, Section, Seed
 
 LONGEST_NAME = 100  # bytes
 OF_TRAINING: Any = {"data": {"train", "select", "crop", "size", "channels"}, "model": True, "training": True}
@@ -53,7 +53,7 @@ class Training(Section):
     batch_size: Annotated[Positive, Field(le=MOST["batch_size"])] = 128
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-4
     warmup: Fraction = 0.1  # of all steps, then cosine to zero
-    betas: tuple[Open, Open] = (0.95, 0.999)
+    betas: tuple[OpenFraction, OpenFraction] = (0.95, 0.999)
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
     gradient_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     flip: bool = False  # random horizontal flips
@@ -83,7 +83,7 @@ class Evaluation(Section):
     """What `dtrak evaluate` asks of a run; what is not given is as the command has it."""
 
     subsets: Annotated[Positive, Field(le=MOST["subsets"])] | None = None  # random ones to retrain on, for LDS
-    fraction: Open | None = None  # of the images, in each
+    fraction: OpenFraction | None = None  # of the images, in each
     seeds: Annotated[Positive, Field(le=MOST["seeds"])] | None = None  # trainings of each
     timesteps: int | str | None = None  # over which a model's output is averaged
     noises: Annotated[Positive, Field(le=MOST["noises"])] | None = None  # at each of these
