@@ -31,7 +31,7 @@ MARKER = "made-by-dtrak.txt"  # marks a folder that dtrak made and may remove
 
 
 @contextmanager
-def naming_the_path(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """Turn an error of the disk into one line that says which path could not be written and why."""
     from safetensors import SafetensorError
 
@@ -43,7 +43,7 @@ def naming_the_path(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> Path:
-    with naming_the_path(path):
+    with write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -93,7 +93,7 @@ def kept_until_done(cache: Path | None, out: Path | None = None) -> Iterator[Pat
 def _mark(folder: Path) -> None:
     """Make a folder that dtrak may remove later; refuse one that dtrak has not made."""
     marker = folder / MARKER
-    with naming_the_path(folder):
+    with write_errors(folder):
         is_ours = not folder.is_symlink() and (marker.is_file() or not folder.exists() or not any(folder.iterdir()))
     if not is_ours:
         raise UsageError(f"{folder} is not a folder that dtrak made: move it away, or give --cache FOLDER for features")
@@ -145,7 +145,7 @@ def _open_stream(path: Path) -> int:
 
 def check_writable(path: Path) -> None:
     """Refuse a path that cannot be written, before hours of work for it."""
-    with naming_the_path(path):
+    with write_errors(path):
         if is_stream(path):
             _check_stream(path)
             return
@@ -192,7 +192,7 @@ def _target_file(path: Path) -> Path:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file completely or not at all; a device or a pipe is written into."""
-    with naming_the_path(path):
+    with write_errors(path):
         if is_stream(path):
             _check_stream(path)
             with open(_open_stream(path), "wb") as stream:
@@ -211,7 +211,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_once(path: Path, text: str) -> None:
     """Write a file unless it exists already; of several processes, only the first writes it."""
-    with naming_the_path(path):
+    with write_errors(path):
         target = _target(path)
         with temporary(target) as new, suppress(FileExistsError):
             with open(new, "wb") as file:
@@ -237,7 +237,7 @@ def write_json(path: Path, content: Any) -> None:
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Give a temporary folder to fill; it replaces `path` when the block ends without an error."""
-    with naming_the_path(path):
+    with write_errors(path):
         target = _target_folder(path)
         with temporary(target, is_folder=True) as new:
             yield new
@@ -250,7 +250,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 def replace_folder(new: Path, path: Path) -> None:
     """Replace the folder `path`, or the one that it links to, by the folder `new` on the same disk."""
-    with naming_the_path(path):
+    with write_errors(path):
         target = _target_folder(path)
         old = temporary_name(target)
         if target.exists():
@@ -277,7 +277,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     import filelock
 
     lock = filelock.FileLock(make_folder(folder) / ".lock", blocking=False)
-    with naming_the_path(folder):
+    with write_errors(folder):
         try:
             lock.acquire()
         except filelock.Timeout:

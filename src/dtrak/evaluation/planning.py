@@ -246,7 +246,7 @@ def plan(recipe: Recipe, folder: Path, device: str = "cpu") -> Table:
 
 def _count(source: str, select: Selection | None, missing: list[str]) -> int:
     """How many images there are, or will be; what has to be brought first is added to what is missing."""
-    stated = None if select is None else select.stated
+    stated = None if select is None else select.known_count
     if stated is not None and source.startswith("hf:"):
         missing.append(f"{source} will be downloaded, unless it was before")
         return stated

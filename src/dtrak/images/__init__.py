@@ -1,4 +1,4 @@
-"""Where images come from: the embedded digits, folders, .npz files, Hugging Face data sets, published collections."""
+"""Images come from the embedded digits, folders, .npz files, Hugging Face data sets and published collections."""
 
 from dtrak.images.images import Images, load_images, read_ids
 from dtrak.images.selection import Selection

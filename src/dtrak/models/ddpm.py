@@ -15,7 +15,7 @@ from dtrak.models.pipelines import (
     check_files,
     check_index,
     check_schedule,
-    naming_the_model,
+    load_errors,
     read_config,
     whole_weights,
 )
@@ -59,7 +59,7 @@ def load(folder: Path, source: str) -> DiffusionModel:
     """Open a pipeline's folder; `source` is what the user typed."""
     unet_folder, scheduler_folder = _find_parts(folder, source)
     check_files(folder)
-    with naming_the_model(source):
+    with load_errors(source):
         unet = whole_weights(UNet2DModel, unet_folder, source)
         scheduler = DDPMScheduler.from_pretrained(scheduler_folder)
     return _assemble(unet, scheduler, source)

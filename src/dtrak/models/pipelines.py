@@ -106,7 +106,7 @@ def downloaded(source: str, wanted: Sequence[str], nowhere: str) -> Path:
 
 
 @contextmanager
-def naming_the_model(source: str) -> Iterator[None]:
+def load_errors(source: str) -> Iterator[None]:
     """Turn what loading a damaged model raises into one line."""
     try:
         yield

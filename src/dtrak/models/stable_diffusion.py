@@ -31,9 +31,9 @@ from dtrak.models.pipelines import (
     check_files,
     check_kind,
     downloaded,
+    load_errors,
     local_configs,
     local_folder,
-    naming_the_model,
     read_config,
     whole_weights,
 )
@@ -63,7 +63,7 @@ def check(base: str, lora: LoRA, shape: tuple[int, int, int], images: str, sourc
     if configs is None:
         return
     check_kind(configs, base)
-    with naming_the_model(base):
+    with load_errors(base):
         scheduler = DDPMScheduler.from_pretrained(configs / "scheduler")
         with torch.device("meta"):
             unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(configs / "unet"))
@@ -115,7 +115,7 @@ def load(folder: Path, source: str, lora: str | None = None, template: str | Non
     """Open a pipeline's folder, with a LoRA if one is given; `source` is what the user typed."""
     check_kind(folder, source)
     check_files(folder)
-    with naming_the_model(source):
+    with load_errors(source):
         unet = whole_weights(UNet2DConditionModel, folder / "unet", source)
         vae = whole_weights(AutoencoderKL, folder / "vae", source)
         encoder = whole_weights(CLIPTextModel, folder / "text_encoder", source)
