@@ -79,7 +79,7 @@ def test_relatives_of_stable_diffusion_are_named(base: Path, tmp_path: Path) -> 
     (folder / "model_index.json").unlink()
     assert load_model(str(folder)).prompts is not None
     change(folder / "unet" / "config.json", class_embed_type="timestep")
-    refused(lambda: load_model(str(folder)), "its U-Net is told more than prompts", "class_embed_type")
+    refused(lambda: load_model(str(folder)), "its U-Net takes more than prompts", "class_embed_type")
 
 
 def test_other_kinds_on_the_hub_are_refused_before_their_weights_are_fetched(

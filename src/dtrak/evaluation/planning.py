@@ -28,7 +28,7 @@ from dtrak.kernels.damping import Damping
 from dtrak.methods import chosen_methods, needed_by, split_methods
 from dtrak.models.autoencoder import pictures_in_a_pass
 from dtrak.models.layout import Layout
-from dtrak.models.memory import fitting, total_memory
+from dtrak.models.memory import copies_that_fit, total_memory
 from dtrak.models.sampling import BATCH
 from dtrak.runs.recipes import Recipe
 from dtrak.runs.run import Run
@@ -166,7 +166,7 @@ class Plan:
         copies = settings.draws * len(select_timesteps(settings.timesteps, self.recipe.timesteps))
         what = f"{train:,} + {queries:,} images × {copies:,} noised copies"
         rows = for_train * train + for_queries * queries
-        at_once = min(copies, fitting(self.layout.activations, self.device_memory))
+        at_once = min(copies, copies_that_fit(self.layout.activations, self.device_memory))
         memory = self.weights + at_once * self.layout.activations
         return PlannedStep(name, what, (train + queries) * copies, rows * copies, memory, rows * self.features * FLOAT)
 

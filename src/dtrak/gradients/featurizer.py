@@ -23,7 +23,7 @@ from dtrak.gradients.objectives import get_objective
 from dtrak.gradients.projections import Projection
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
-from dtrak.models.memory import fitting, total_memory
+from dtrak.models.memory import copies_that_fit, total_memory
 from dtrak.noise import gaussian
 
 Id = str | int
@@ -81,7 +81,7 @@ class Featurizer:
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
         self._shared_noise = copies.noises(model.shape, None) if copies.noise == "shared" else None
         per_copy = activation_bytes(model, condition)
-        self.copies_at_once = fitting(per_copy, total_memory(model.device))
+        self.copies_at_once = copies_that_fit(per_copy, total_memory(model.device))
         self.batch_size = self._choose_batch_size(per_copy, batch_size, condition)
         self.projection_seconds = 0.0
         self.pass_bytes = per_copy * min(self.copies_at_once, self.batch_size * len(self.timesteps))

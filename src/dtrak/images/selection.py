@@ -72,9 +72,7 @@ def _draw_count(rows: Rows, labels: NDArray[np.str_] | None, count: int, seed: i
     try:
         drawn, _ = train_test_split(rows, train_size=count, random_state=seed, stratify=classes)
     except ValueError as error:  # a class is too small to be divided
-        raise UsageError(
-            f"{source}: select.count {count:,}: no equal share of every class: {error}"
-        ) from None
+        raise UsageError(f"{source}: select.count {count:,}: no equal share of every class: {error}") from None
     return np.asarray(drawn)
 
 

@@ -25,7 +25,7 @@ from dtrak.files import alone_in, clear_leftovers, write_bytes
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel, new_model, save_model
 from dtrak.models.conditions import Condition, moved
-from dtrak.models.memory import fitting, total_memory, training_bytes
+from dtrak.models.memory import copies_that_fit, total_memory, training_bytes
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
 from dtrak.runs.recipes import Recipe, Training
@@ -191,7 +191,7 @@ class Trainer:
 
 def images_at_once(batch_size: int, bytes_each: int, memory: int) -> int:
     """How many images of a batch share a pass: all of them, or as many as fit in equal parts."""
-    return math.ceil(batch_size / math.ceil(batch_size / fitting(bytes_each, memory)))
+    return math.ceil(batch_size / math.ceil(batch_size / copies_that_fit(bytes_each, memory)))
 
 
 def warmup_and_cosine(progress: float, warmup: float) -> float:
