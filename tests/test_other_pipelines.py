@@ -53,11 +53,11 @@ def test_an_unconditional_latent_diffusion_model_is_not_scored_on_pixels(latent:
     outcome = dtrak(*words, cwd=tmp_path)
     assert outcome.code == 2
     assert f"{latent} is a LDMPipeline: DDPMPipeline, DDIMPipeline, StableDiffusionPipeline are" in outcome.error
-    assert "wrap the network in dtrak.DiffusionModel" in outcome.error
+    assert "wrap the network of another pipeline in dtrak.DiffusionModel" in outcome.error
     (latent / "model_index.json").unlink()
     outcome = dtrak(*words, cwd=tmp_path)
     assert outcome.code == 2
-    assert f"{latent}: beside its U-Net it has vqvae/" in outcome.error
+    assert f"{latent}: it has vqvae/ beside its U-Net" in outcome.error
     assert not (tmp_path / "s.npz").exists()
 
 

@@ -20,7 +20,7 @@ from tiny_stable_diffusion import trainer_of
 def test_some_prompts_are_left_empty_in_training(painting_recipe: Path, paintings: Images) -> None:
     trainer = trainer_of(painting_recipe, paintings)
     rows = np.arange(len(paintings))
-    own = trainer.view.condition(rows)["encoder_hidden_states"]
+    own = trainer.inputs.condition(rows)["encoder_hidden_states"]
     prompts = trainer.model.prompts
     assert prompts is not None
     empty = prompts.encoder([""])["encoder_hidden_states"]

@@ -190,7 +190,7 @@ def test_small_stable_diffusion_has_to_be_given() -> None:
 
 
 def test_a_scale_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="digits has no scale 'small': it has only its own"):
+    with pytest.raises(UsageError, match="digits has no scale 'small': it has one scale only"):
         load_recipe("digits", "small")
     with pytest.raises(UsageError, match="cifar2 has no scale 'tiny': it has small"):
         load_recipe("cifar2", "tiny")

@@ -284,14 +284,14 @@ def test_features_take_the_memory_of_a_training_step(painting_recipe: Path, pain
     trainer.take_step()
     with PeakMemory() as step:
         trainer.take_step()
-    parameters, told = trainer.model.parameters(), trainer.view.condition([0])
+    parameters, told = trainer.model.parameters(), trainer.inputs.condition([0])
     projection = make_projection("sketch", 64, {name: value.numel() for name, value in parameters.items()}, 0)
 
     def feature_peak(count: int) -> int:
         copies = Copies(tuple(range(0, 100 * count, 100)))
         features = Featurizer(trainer.model, ["square"], copies, projection, parameters, condition=told, batch_size=1)
         with PeakMemory() as peak:
-            features(trainer.view.tensor([0]), [0], told)
+            features(trainer.inputs.tensor([0]), [0], told)
         return peak.bytes
 
     assert feature_peak(6) <= 1.1 * step.bytes

@@ -206,7 +206,7 @@ def _stored(folder: Path) -> dict[str, Any]:
 def _of_training(recipe: Any) -> Any:
     """What models depend on, with the defaults of the fields that the recipe does not know yet."""
     try:
-        return Recipe.model_validate(recipe).of_training()
+        return Recipe.model_validate(recipe).training_fields()
     except ValidationError:
         return recipe
 
