@@ -12,7 +12,7 @@ from commands import dtrak
 from conftest import TINY
 from dtrak.errors import UsageError
 from dtrak.runs.recipes import Recipe, load_recipe
-from dtrak.runs.recipes.reading import LONGEST
+from dtrak.runs.recipes.reading import MOST_BYTES
 from tiny_stable_diffusion import save_recipe
 
 MakeRecipe = Callable[..., Path]
@@ -67,7 +67,7 @@ def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "binary").write_bytes(bytes(range(128, 256)))
-    (tmp_path / "large").write_bytes(b"a" * (LONGEST + 1))
+    (tmp_path / "large").write_bytes(b"a" * (MOST_BYTES + 1))
     (tmp_path / "around").symlink_to("around")
     for name, says in {
         "pipe": "pipe is not a file that holds a recipe: it is a pipe",

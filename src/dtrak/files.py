@@ -169,7 +169,7 @@ def _check_stream(path: Path) -> None:
 
 
 def _target(path: Path) -> Path:
-    """Return the path itself, or the target if it is a link; make its folder if it is missing."""
+    """Return the path itself, in a folder that is made if it is missing, or the target of a link."""
     if not path.is_symlink():
         make_folder(path.parent)
         return path

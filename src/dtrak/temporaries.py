@@ -34,7 +34,7 @@ def temporary(path: Path, is_folder: bool = False) -> Iterator[Path]:
 
 
 def clear_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove from `folder` what killed processes left under temporary names, those of `name` only if it is given."""
+    """Remove from `folder` the temporary files of killed processes; if `name` is given, only those for that name."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             found = TEMPORARY.fullmatch(entry.name)

@@ -16,7 +16,7 @@ Context = TypeVar("Context")
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-MOST_DEATHS = 3  # a job that has ended so many workers is given up
+MOST_DEATHS = 3  # after so many workers have died while running a job, it is given up
 
 
 class Engine(Protocol):

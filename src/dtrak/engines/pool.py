@@ -71,7 +71,7 @@ class Pool:
                     taken = Counter(one.card for one in [*idle, *started, *(one for one, _ in busy.values())])
                     started.append(Worker(threads, min(cards, key=taken.__getitem__, default=None)))
                 idle += started
-                for worker in started:  # all start at the same time, before any gets a job
+                for worker in started:  # a second loop, so that all workers start up at the same time
                     worker.send(task)
                 while waiting and idle:
                     worker, index = idle.pop(), waiting.popleft()

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtrak.errors import UsageError
-from dtrak.models.families import FAMILIES, ModelFamily, family_of, family_that_opens
+from dtrak.models.families import FAMILIES, family_of, family_that_opens
 
 if TYPE_CHECKING:
     from dtrak.models.diffusion import DiffusionModel
 
-__all__ = ["FAMILIES", "DiffusionModel", "ModelFamily", "family_of", "load_model", "new_model", "save_model"]
+__all__ = ["DiffusionModel", "load_model", "new_model", "save_model"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from huggingface_hub import snapshot_download
 
 from dtrak.errors import DtrakError, UsageError
 
-NETWORKS = ("unet", "vae", "text_encoder", ".")  # the oldest models have no folder for it
+NETWORKS = ("unet", "vae", "text_encoder", ".")  # ".": the oldest models have their network at the top
 STEMS = ("diffusion_pytorch_model", "pytorch_model", "model")  # the names of weight files begin with one of these
 # The files of a LoRA's weights in the formats of diffusers and peft, and its settings as peft and dtrak write them.
 DIFFUSERS_LORA_FILES = ("pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin")

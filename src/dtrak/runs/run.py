@@ -37,7 +37,7 @@ PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
 STATE = "training.safetensors"  # the state of an unfinished training
 BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
-# The folders in a run's folder. A new run is refused where one of these exists already.
+# The folders in a run's folder. A new run is refused if one of these already holds files.
 FOLDERS = ("asked", "benchmark", "checkpoints", "counterfactual", "features", "generated", "latents", "lds", "model")
 
 

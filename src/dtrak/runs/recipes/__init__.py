@@ -19,8 +19,8 @@ from dtrak.runs.recipes.reading import read_yaml, recipe_names, recipe_text
 from dtrak.runs.recipes.schema import Attribution, Evaluation, Recipe, Training
 
 SCALES = ("small",)
-MOST_PROBLEMS = 10  # of a recipe that one message lists
-NOT_IN_FILES = ("projection_seed", "subsets", "output", "ddim_steps", "guidance", "latents")  # the run decides
+MOST_PROBLEMS = 10  # that one message lists
+NOT_IN_FILES = ("projection_seed", "subsets", "output", "ddim_steps", "guidance", "latents")  # set by the run
 
 __all__ = [
     "Attribution",
