@@ -35,8 +35,8 @@ from tempfile import TemporaryDirectory
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 from dtrak import cli
-from dtrak.ending import MESSAGE
 from dtrak.runs.run import versions
+from dtrak.sigterm import MESSAGE
 from dtrak.tables import Table
 from dtrak.temporaries import TEMPORARY
 

@@ -37,7 +37,7 @@ def test_links_that_loop_are_left_out(six: Path, capsys: pytest.CaptureFixture[s
     (six / "beyond").symlink_to(six.parent.parent)
     assert load_images(str(six)).ids.tolist() == plain
     assert len(plain) == 6
-    assert f"Left out: {six / 'cat' / 'loop'} is a link to a folder around it" in capsys.readouterr().err
+    assert f"Left out: {six / 'cat' / 'loop'} is a link to a folder that contains it" in capsys.readouterr().err
 
 
 def test_links_to_each_other_are_walked_once(six: Path) -> None:
@@ -57,7 +57,9 @@ def test_links_to_other_folders_still_count(six: Path, tmp_path: Path, capsys: p
     (six / "cat" / "3.png").symlink_to(six / "dog" / "0.png")
     ids = load_images(str(six)).ids.tolist()
     assert ids == ["a-bird/deep/9.png", *(f"cat/{n}.png" for n in range(4)), *(f"dog/{n}.png" for n in range(3))]
-    assert f"Left out: {six / 'zebra'} is a link to a folder whose images are there already" in capsys.readouterr().err
+    assert (
+        f"Left out: {six / 'zebra'} is a link to a folder whose images are included already" in capsys.readouterr().err
+    )
 
 
 def test_a_link_to_the_set_itself_is_a_set(six: Path, tmp_path: Path) -> None:
@@ -135,8 +137,8 @@ def test_names_that_no_file_can_have(name: str) -> None:
         ("jsonl", b"[1, 2]\n", "line 1 is not a JSON object"),
         ("jsonl", b'{"file_name": "a.png"}\n[["file_name", "b.png"]]\n', "line 2 is not a JSON object"),
         ("jsonl", b'"ab"\n', "line 1 is not a JSON object"),
-        ("jsonl", b'{"file_name": "a.png", "artist": "x", "artist": "y"}\n', "line 1: a key is there twice"),
-        ("jsonl", b'{"file_name": "a.png", "x": {"y": 1, "y": 2}}\n', "line 1: a key is there twice"),
+        ("jsonl", b'{"file_name": "a.png", "artist": "x", "artist": "y"}\n', "line 1: a key appears twice"),
+        ("jsonl", b'{"file_name": "a.png", "x": {"y": 1, "y": 2}}\n', "line 1: a key appears twice"),
         ("jsonl", b'{"file_name": "a.png", "score": NaN}\n', "line 1: NaN is not JSON: write null"),
         ("jsonl", b'{"file_name": "a.png", "score": -Infinity}\n', "-Infinity is not JSON"),
         ("jsonl", b'{"file_name": "a.png", "n": ' + b"9" * 5000 + b"}\n", "line 1: Exceeds the limit"),
@@ -149,7 +151,7 @@ def test_names_that_no_file_can_have(name: str) -> None:
         ("jsonl", b'{"file_name": ["a.png"]}\n', "but there is no such image"),
         ("jsonl", b'{"file": "a.png"}\n', "a row has no file_name"),
         ("jsonl", b'{"file_name": null}\n', "a row has no file_name"),
-        ("csv", b"file_name,artist,artist\na.png,x,y\n", "a column is there twice"),
+        ("csv", b"file_name,artist,artist\na.png,x,y\n", "a column appears twice"),
         ("csv", b"file_name,artist\na.png\n", "line 2, 'a.png', has fewer cells than columns"),
         ("csv", b'file_name,artist\na.png,"x\n', "unexpected end of data"),
         ("csv", b"file_name,artist\na.png," + b"x" * 200_000 + b"\n", "field larger than field limit"),

@@ -12,7 +12,7 @@ from commands import dtrak
 from conftest import TINY
 from dtrak.errors import UsageError
 from dtrak.runs.recipes import Recipe, load_recipe
-from dtrak.runs.recipes.reading import LONGEST
+from dtrak.runs.recipes.reading import MOST_BYTES
 from tiny_stable_diffusion import save_recipe
 
 MakeRecipe = Callable[..., Path]
@@ -37,8 +37,8 @@ TEXTS = {
     "list in itself": ("&list [*list]\n", "is not a recipe: its brackets or aliases are more than 32 deep"),
     "deep": ("name: " + "[" * 10_000 + "]" * 10_000 + "\n", "more than 32 deep"),
     "deep, not closed": ("{a: " * 100_000, "more than 32 deep"),
-    "laughs": (laughs(), "its aliases written out, it has more than 20,000 values"),
-    "merges": (merges(), "its aliases written out, it has more than 20,000 values"),
+    "laughs": (laughs(), "with aliases replaced, it has more than 20,000 values"),
+    "merges": (merges(), "with aliases replaced, it has more than 20,000 values"),
     "no such date": ("name: 2020-99-99\n", "is not YAML: month must be in 1..12"),
     "no such number": ("name: " + "9" * 5000 + "\n", "is not YAML: Exceeds the limit"),
     "hexadecimal": ("name: 0x" + "f" * 5000 + "\n", "name: Input should be a valid string (it says a number of thousa"),
@@ -67,7 +67,7 @@ def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "binary").write_bytes(bytes(range(128, 256)))
-    (tmp_path / "large").write_bytes(b"a" * (LONGEST + 1))
+    (tmp_path / "large").write_bytes(b"a" * (MOST_BYTES + 1))
     (tmp_path / "around").symlink_to("around")
     for name, says in {
         "pipe": "pipe is not a file that holds a recipe: it is a pipe",

@@ -17,7 +17,7 @@ from PIL import Image
 
 from commands import dtrak, dtrak_fresh, dtrak_started
 from dtrak.cli.commands import app
-from dtrak.progress import Lines
+from dtrak.progress import LogProgress
 
 MakeRecipe = Callable[..., Path]
 COMMANDS = ["demo", "run", "train", "generate", "attribute", "report", "serve", "methods", "recipes", "info"]
@@ -243,7 +243,7 @@ def test_long_work_is_told_of_at_every_tenth_and_whenever_the_time_has_doubled(
 ) -> None:
     now = 0.0
     monkeypatch.setattr("dtrak.progress.time.monotonic", lambda: now)
-    lines = Lines("train", 1000, "steps")
+    lines = LogProgress("train", 1000, "steps")
     lines.advance(200)  # done by an earlier run
     for _ in range(800):
         now += 9

@@ -313,7 +313,7 @@ def test_a_killed_worker_loses_its_own_job_only_which_is_done_again(tmp_path: Pa
 
 
 def test_a_job_that_kills_three_workers_is_given_up(tmp_path: Path) -> None:
-    with pytest.raises(DtrakError, match=r"^5: 3 workers died of it, killed by SIGKILL$"):
+    with pytest.raises(DtrakError, match=r"^5: 3 workers died while running it, the last one killed by SIGKILL$"):
         list(make_engine("pool").run(die, tmp_path, [5]))
     assert marks(tmp_path, "start-5") == 3
 
@@ -358,7 +358,7 @@ def test_workers_end_with_the_process_that_started_them(number: int, tmp_path: P
     [
         ("cluster", None, None, "unknown engine 'cluster': choose from process, pool, ray"),
         ("pool", 0, None, "workers 0: it must be at least 1"),
-        ("process", 2, None, "workers 2: the engine process is a single one; choose pool or ray for more"),
+        ("process", 2, None, "workers 2: the engine process runs one job at a time; choose pool or ray for more"),
         ("pool", None, "auto", "address auto: only the engine ray has one, not pool"),
     ],
 )

@@ -92,7 +92,7 @@ FAULTS = {
     ),
     # recipes
     "dtrak run digit": (2, "unknown recipe 'digit': choose from artbench2, artbench5, celeba, cifar10, cifar2, "),
-    "dtrak run tiny.yaml --scale small": (2, "tiny.yaml has no scale 'small': it has only its own"),
+    "dtrak run tiny.yaml --scale small": (2, "tiny.yaml has no scale 'small': it has one scale only"),
     "dtrak run tiny.yaml --train nowhere --dry-run": (2, "no images at 'nowhere': give digits:train"),
     "dtrak run tiny.yaml --base model": (2, "tiny.yaml: model.base: Extra inputs are not permitted (it says 'model')"),
     "dtrak run celeba --out new": (2, "no CelebA in data/celeba: list_eval_partition.txt is missing; CelebA is publis"),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import tiny
 from dtrak import load_images
-from dtrak.engines.this_process import ThisProcess, exactly
+from dtrak.engines.this_process import ThisProcess, torch_threads
 from dtrak.features.featurizing import FeatureSettings, featurize
 
 DIGITS = load_images("digits:train")
@@ -43,6 +43,6 @@ def test_workers_take_as_many_threads_as_the_user_leaves_this_process(
 
     images, settings = DIGITS.select(range(2)), FeatureSettings(timesteps=1)
     for threads in (1, 2):
-        with exactly(threads):
+        with torch_threads(threads):
             featurize(tiny.unet(), images, ["square"], settings, tmp_path, f"{threads}", Watched())
     assert seen == [1, 2]

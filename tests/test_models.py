@@ -171,7 +171,7 @@ def test_schedules_are_those_of_the_papers(beta_schedule: str) -> None:
         cosine = np.cos((progress + 0.008) / 1.008 * np.pi / 2) ** 2
         expected = np.cumprod(1 - np.minimum(1 - cosine[1:] / cosine[:-1], 0.999))
     timesteps = torch.arange(1000)
-    signal, sigma = model.process.signal_and_noise(timesteps)
+    signal, sigma = model.noise_process.signal_and_noise(timesteps)
     np.testing.assert_allclose(signal.flatten().square(), expected, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(signal.square() + sigma.square(), torch.ones(1000, 1, 1, 1))
 

@@ -81,7 +81,7 @@ def test_a_folder_where_pictures_would_be_gathered_is_refused_and_kept(own_run: 
     mine.write_bytes(b"mine")
     outcome = dtrak("generate", own_run, "--count", 2, cwd=tmp_path)
     assert outcome.code == 2
-    assert outcome.error.endswith("is not a folder that dtrak made: move it away, pictures are gathered there")
+    assert outcome.error.endswith("is not a folder that dtrak made: move it away, as pictures are collected there")
     assert mine.read_bytes() == b"mine"
 
 
@@ -94,7 +94,7 @@ def test_the_output_is_no_file_that_is_read(own_run: Path, tmp_path: Path) -> No
     before, recipe = (tmp_path / "q.npz").read_bytes(), (own_run / "recipe.yaml").read_text()
     for out, read in (("q.npz", "q.npz"), ("link.npz", "q.npz"), (own_run / "recipe.yaml", own_run / "recipe.yaml")):
         outcome = dtrak("attribute", own_run, "--queries", "q.npz", "--out", out, cwd=tmp_path)
-        assert (outcome.code, outcome.error) == (2, f"{out} is what is read as {read}: give another file to write")
+        assert (outcome.code, outcome.error) == (2, f"{out} is also the input {read}: give another file to write")
     assert (tmp_path / "q.npz").read_bytes() == before
     assert (own_run / "recipe.yaml").read_text() == recipe
     asked = ("evaluate", "lds", own_run, "--out", "t.csv", "--table", "./t.csv")
@@ -210,7 +210,7 @@ def test_a_command_that_is_killed_while_it_writes_leaves_nothing_after_the_next(
     os.mkfifo(tmp_path / "slow")
     asked = ("attribute", own_run, "--method", "random", "--out")
     with dtrak_started(*asked, "slow", cwd=tmp_path) as command:
-        while command.runs and Run.open(own_run).last_attribution()["method"] != ["random"]:  # type: ignore[index]
+        while command.runs and Run.open(own_run).read_attribution()["method"] != ["random"]:  # type: ignore[index]
             time.sleep(0.02)
         command.signal(signal.SIGKILL)
         assert command.outcome().code == -signal.SIGKILL

@@ -53,11 +53,11 @@ def test_an_unconditional_latent_diffusion_model_is_not_scored_on_pixels(latent:
     outcome = dtrak(*words, cwd=tmp_path)
     assert outcome.code == 2
     assert f"{latent} is a LDMPipeline: DDPMPipeline, DDIMPipeline, StableDiffusionPipeline are" in outcome.error
-    assert "wrap the network in dtrak.DiffusionModel" in outcome.error
+    assert "wrap the network of another pipeline in dtrak.DiffusionModel" in outcome.error
     (latent / "model_index.json").unlink()
     outcome = dtrak(*words, cwd=tmp_path)
     assert outcome.code == 2
-    assert f"{latent}: beside its U-Net it has vqvae/" in outcome.error
+    assert f"{latent}: it has vqvae/ beside its U-Net" in outcome.error
     assert not (tmp_path / "s.npz").exists()
 
 
@@ -79,7 +79,7 @@ def test_relatives_of_stable_diffusion_are_named(base: Path, tmp_path: Path) -> 
     (folder / "model_index.json").unlink()
     assert load_model(str(folder)).prompts is not None
     change(folder / "unet" / "config.json", class_embed_type="timestep")
-    refused(lambda: load_model(str(folder)), "its U-Net is told more than prompts", "class_embed_type")
+    refused(lambda: load_model(str(folder)), "its U-Net takes more than prompts", "class_embed_type")
 
 
 def test_other_kinds_on_the_hub_are_refused_before_their_weights_are_fetched(

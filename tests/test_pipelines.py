@@ -15,7 +15,7 @@ from dtrak.models.settings import LoRA, StableDiffusionSettings
 from hub import hub_of
 from tiny_stable_diffusion import SIDE
 
-FORMS = {
+WEIGHT_FORMATS = {
     "safetensors": {"safe_serialization": True},
     "bin": {"safe_serialization": False},
     "fp16.safetensors": {"safe_serialization": True, "variant": "fp16"},
@@ -28,7 +28,7 @@ def saved_as(base: Path, folder: Path, *forms: str) -> Path:
     for form in forms:
         dtype = torch.float16 if form.startswith("fp16") else torch.float32
         pipeline = StableDiffusionPipeline.from_pretrained(base, dtype=dtype)
-        pipeline.save_pretrained(folder, **FORMS[form])
+        pipeline.save_pretrained(folder, **WEIGHT_FORMATS[form])
         if form.endswith("bin"):  # transformers no longer writes any
             saved = folder / "text_encoder" / f"model.{form.replace('bin', 'safetensors')}"
             torch.save(pipeline.text_encoder.state_dict(), folder / "text_encoder" / f"pytorch_model.{form}")
@@ -52,7 +52,7 @@ def weights_among(files: list[str]) -> set[str]:
     return {file for file in files if not file.endswith((".json", ".txt"))}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", WEIGHT_FORMATS)
 def test_weights_in_every_form(base: Path, form: str, tmp_path: Path) -> None:
     expected, found = load_model(str(base)), load_model(str(saved_as(base, tmp_path / "model", form)))
     assert not list((tmp_path / "model" / "unet").glob("diffusion_pytorch_model.safetensors")) or form == "safetensors"

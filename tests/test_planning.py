@@ -20,7 +20,7 @@ from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.images.images import load_images
 from dtrak.methods import split_methods
 from dtrak.models import new_model
-from dtrak.models.memory import MEMORY_SHARE, Peak, kept_bytes
+from dtrak.models.memory import MEMORY_SHARE, PeakMemory, kept_bytes
 from dtrak.models.sampling import sample
 from dtrak.runs.attributing import attribute_run, settings_of
 from dtrak.runs.drawing import generate
@@ -128,11 +128,11 @@ def test_memory_is_as_much_as_the_steps_take(name: str) -> None:
     trainer = Trainer(model, images, loaded.training)
     trainer.take_step()
     moments = sum(value.nbytes for state in trainer.optimizer.state.values() for value in state.values())
-    with Peak() as peak:
+    with PeakMemory() as peak:
         trainer.take_step()
     assert weights + moments + peak.bytes <= 1.05 * steps["train"].memory
     assert weights + moments + peak.bytes >= 0.7 * steps["train"].memory
-    with Peak() as peak:
+    with PeakMemory() as peak:
         sample(model, range(30), 2)
     assert weights + peak.bytes == pytest.approx(steps["generate"].memory, rel=0.05)
     model.network.train()
@@ -158,10 +158,10 @@ def test_the_sizes_of_a_stable_diffusion_come_from_its_folder(tmp_path: Path) ->
     assert layout.activations == pytest.approx(kept, rel=0.05), "though its prompts are shorter"
     steps = steps_of(recipe, 200, 20, shape)
     weights = sum(value.nbytes for one in networks for value in one.parameters())
-    with Peak() as peak:
+    with PeakMemory() as peak:
         model.autoencoder.encode(torch.zeros(200, *shape))
     assert steps["latents"].memory == pytest.approx(weights + peak.bytes, rel=0.3)
-    with Peak() as peak:
+    with PeakMemory() as peak:
         sample(model, range(8), 2, prompts=["a painting"] * 8, guidance=2.0)
     assert steps["generate"].memory == pytest.approx(weights + peak.bytes, rel=0.1)
 

@@ -20,7 +20,7 @@ from tiny_stable_diffusion import trainer_of
 def test_some_prompts_are_left_empty_in_training(painting_recipe: Path, paintings: Images) -> None:
     trainer = trainer_of(painting_recipe, paintings)
     rows = np.arange(len(paintings))
-    own = trainer.view.condition(rows)["encoder_hidden_states"]
+    own = trainer.inputs.condition(rows)["encoder_hidden_states"]
     prompts = trainer.model.prompts
     assert prompts is not None
     empty = prompts.encoder([""])["encoder_hidden_states"]
@@ -63,7 +63,7 @@ def test_images_without_a_prompt_are_named(base: Path, paintings: Images, capsys
     bare = replace(paintings.select([0, 1]), columns={})
     view = model_inputs(load_model(str(base)), bare)
     assert view.prompts == ["", ""]
-    assert f"No prompt for all images of {paintings.source}: the empty one is taken" in capsys.readouterr().err
+    assert f"No prompt for all images of {paintings.source}: the empty prompt is used" in capsys.readouterr().err
     model_inputs(load_model(str(base), prompt="by {artist}"), paintings)
     assert f"Prompts of 18 images of {paintings.source}: “by {{artist}}” filled in" in capsys.readouterr().err
 

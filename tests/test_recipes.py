@@ -69,13 +69,13 @@ def test_images_and_steps_are_as_many_as_the_papers(
     assert recipe.data.select is not None
     assert recipe.data.select_validation is not None
     rows = chosen_rows(labels, there, recipe.data.select, name)
-    assert len(set(rows.tolist())) == train == recipe.data.select.stated
+    assert len(set(rows.tolist())) == train == recipe.data.select.known_count
     if labels is not None:
         found, counts = np.unique(labels[rows], return_counts=True)
         assert found.tolist() == sorted(classes or names)
         assert set(counts.tolist()) == {train // len(found)}
     assert recipe.data.select_validation.classes == recipe.data.select.classes == classes
-    assert recipe.data.select_validation.stated == validation
+    assert recipe.data.select_validation.known_count == validation
     trainer_steps = recipe.training.epochs * -(-train // recipe.training.batch_size)
     assert trainer_steps == steps
     assert f"epochs: {recipe.training.epochs} " in recipe_text(name)
@@ -166,7 +166,7 @@ def test_the_small_scale_is_the_same_pipeline_with_less_of_everything(name: str)
         assert less is not None
         assert more is not None
         assert less.classes == more.classes
-        assert (less.stated or 0) < (more.stated or 0)
+        assert (less.known_count or 0) < (more.known_count or 0)
     shape = (3, small.data.size or 0, small.data.size or 0)
     if name in DDPMS:
         layout = small.family.lay_out(small.model, shape, name)
@@ -177,7 +177,7 @@ def test_the_small_scale_is_the_same_pipeline_with_less_of_everything(name: str)
     evaluation = small.evaluation
     assert (evaluation.subsets or 0) * (evaluation.seeds or 0) <= 8
     assert small.data.select is not None
-    assert (evaluation.remove or 0) < (small.data.select.stated or 0)
+    assert (evaluation.remove or 0) < (small.data.select.known_count or 0)
     assert (evaluation.generated or 0) <= small.generation.count
 
 
@@ -190,7 +190,7 @@ def test_small_stable_diffusion_has_to_be_given() -> None:
 
 
 def test_a_scale_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="digits has no scale 'small': it has only its own"):
+    with pytest.raises(UsageError, match="digits has no scale 'small': it has one scale only"):
         load_recipe("digits", "small")
     with pytest.raises(UsageError, match="cifar2 has no scale 'tiny': it has small"):
         load_recipe("cifar2", "tiny")

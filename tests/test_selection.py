@@ -48,21 +48,21 @@ def test_per_class_takes_so_many_of_each() -> None:
 
 
 def test_how_many_a_selection_takes_is_known_where_it_says_so() -> None:
-    assert Selection(count=5).stated == 5
-    assert Selection(per_class=5, classes=["a", "b"]).stated == 10
-    assert Selection(per_class=5).stated is None
-    assert Selection(classes=["a"]).stated is None
+    assert Selection(count=5).known_count == 5
+    assert Selection(per_class=5, classes=["a", "b"]).known_count == 10
+    assert Selection(per_class=5).known_count is None
+    assert Selection(classes=["a"]).known_count is None
 
 
 @pytest.mark.parametrize(
     ("labels", "selection", "says"),
     [
         (LABELS, {"classes": ["cow"]}, "somewhere has no class 'cow', only cat, dog, owl"),
-        (None, {"classes": ["cat"]}, "somewhere says nothing of its images' classes"),
-        (None, {"per_class": 1}, "somewhere says nothing of its images' classes"),
+        (None, {"classes": ["cat"]}, "somewhere has no labels"),
+        (None, {"per_class": 1}, "somewhere has no labels"),
         (LABELS, {"count": 13}, "somewhere has 12 images to select from, but select.count is 13"),
         (LABELS, {"per_class": 3}, "somewhere has 2 images of owl, but select.per_class is 3"),
-        (LABELS, {"count": 11}, "select.count 11 takes no equal share of its classes"),
+        (LABELS, {"count": 11}, "select.count 11: no equal share of every class"),
     ],
 )
 def test_what_is_not_there_cannot_be_selected(labels: Any, selection: dict[str, Any], says: str) -> None:

@@ -228,7 +228,7 @@ def test_metadata_csv_in_subfolders(tmp_path: Path) -> None:
         ("metadata.jsonl", '{"file_name": "a.png"}\n{"file_name": \n', ["line 2"]),
         ("metadata.jsonl", "3\n", []),
         ("metadata.jsonl", "", ["a.png", "no row"]),
-        ("metadata.csv", "name,caption\na.png,x\n", ["no such image"]),
+        ("metadata.csv", "name,caption\na.png,x\n", ["no file_name"]),
         ("metadata.csv", "file_name,caption\na.png,x,y\n", ["a.png", "more cells"]),
         ("metadata.csv", "file_name,caption\n", ["a.png", "no row"]),
     ],

@@ -22,7 +22,7 @@ from dtrak.gradients.featurizer import Copies, Featurizer
 from dtrak.gradients.projecting import make_projection
 from dtrak.images.images import Images, load_images
 from dtrak.models import DiffusionModel, load_model, save_model
-from dtrak.models.memory import Peak
+from dtrak.models.memory import PeakMemory
 from dtrak.models.sampling import sample
 from dtrak.models.text_encoders import ClipText
 from dtrak.noise import gaussian
@@ -282,16 +282,16 @@ def test_features_take_the_memory_of_a_training_step(painting_recipe: Path, pain
     trainer = trainer_of(painting_recipe, paintings)
     unet = sum(value.nbytes for value in trainer.model.network.parameters())
     trainer.take_step()
-    with Peak() as step:
+    with PeakMemory() as step:
         trainer.take_step()
-    parameters, told = trainer.model.parameters(), trainer.view.condition([0])
+    parameters, told = trainer.model.parameters(), trainer.inputs.condition([0])
     projection = make_projection("sketch", 64, {name: tuple(value.shape) for name, value in parameters.items()}, 0)
 
     def feature_peak(count: int) -> int:
         copies = Copies(tuple(range(0, 100 * count, 100)))
         features = Featurizer(trainer.model, ["square"], copies, projection, parameters, condition=told, batch_size=1)
-        with Peak() as peak:
-            features(trainer.view.tensor([0]), [0], told)
+        with PeakMemory() as peak:
+            features(trainer.inputs.tensor([0]), [0], told)
         return peak.bytes
 
     assert feature_peak(6) <= 1.1 * step.bytes

@@ -126,7 +126,7 @@ def test_an_epoch_shows_every_image_once_in_a_new_order(make_trainer: Callable[.
     shown: list[Tensor] = []
     for step in range(8):
         trainer.step = step
-        shown.append(trainer.view.drawn(trainer.batch(), stream(step), flip=False))
+        shown.append(trainer.inputs.drawn(trainer.batch(), stream(step), flip=False))
     assert [len(batch) for batch in shown] == [300, 300, 300, 100] * 2
     first, second = torch.cat(shown[:4]), torch.cat(shown[4:])
     assert not torch.equal(first, second)
@@ -137,7 +137,7 @@ def test_an_epoch_shows_every_image_once_in_a_new_order(make_trainer: Callable[.
 
 def test_half_of_the_images_are_flipped_where_the_recipe_says(make_trainer: Callable[..., Trainer]) -> None:
     trainer = make_trainer(flip=True)
-    plain, flipped = (trainer.view.drawn(trainer.batch(), stream(0), flip) for flip in (False, True))
+    plain, flipped = (trainer.inputs.drawn(trainer.batch(), stream(0), flip) for flip in (False, True))
     unchanged, mirrored = ((one == flipped).flatten(1).all(1) for one in (plain, plain.flip(-1)))
     assert (unchanged | mirrored).all()
     assert 80 < mirrored.sum() < 170

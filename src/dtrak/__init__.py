@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DiffusionModel", "Images", "Scores", "attribute", "load_images", "load_model"]
 
-_HOMES = {
+_MODULE_OF = {
     "attribute": "attribution.attributing",
     "Images": "images.images",
     "load_images": "images.images",
@@ -25,15 +25,15 @@ _HOMES = {
     "load_model": "models",
     "Scores": "attribution.scores",
 }
-_ROOMS = {"objectives": "gradients.objectives"}  # modules that are named without their room
+_SHORT_NAMES = {"objectives": "gradients.objectives"}  # dtrak.objectives stands for dtrak.gradients.objectives
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: torch and diffusers take seconds, which `dtrak --help` should not."""
-    if name in _HOMES:
-        return getattr(import_module(f"dtrak.{_HOMES[name]}"), name)
+    """Import a name on first use: torch and diffusers take seconds to import, and `dtrak --help` should be fast."""
+    if name in _MODULE_OF:
+        return getattr(import_module(f"dtrak.{_MODULE_OF[name]}"), name)
     try:
-        return import_module(f"dtrak.{_ROOMS.get(name, name)}")
+        return import_module(f"dtrak.{_SHORT_NAMES.get(name, name)}")
     except ModuleNotFoundError as error:
         if error.name != f"dtrak.{name}":
             raise

@@ -1,4 +1,4 @@
-"""`python -m dtrak` is `dtrak`."""
+"""`python -m dtrak` does the same as the command `dtrak`."""
 
 from dtrak.cli import main
 

@@ -1,4 +1,4 @@
-"""Where the computing is done: which devices there are, and how many of a CPU's threads are worth having."""
+"""Find the devices of this machine, and how many threads of a CPU make a pass faster."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,20 +10,20 @@ ACTIVATION_BYTES_PER_THREAD = 24 << 20
 
 
 def devices() -> list[str]:
-    """The devices that are there, the fastest first."""
+    """List the devices of this machine, the fastest first."""
     cuda = ["cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     mps = ["mps"] if torch.backends.mps.is_available() else []
     return [*(cuda if torch.cuda.is_available() else []), *mps, "cpu"]
 
 
 def useful_threads(pass_bytes: int, most: int) -> int:
-    """How many of `most` threads are worth having for a pass with so many bytes of activations."""
+    """Return how many of at most `most` threads make a pass with `pass_bytes` bytes of activations faster."""
     return max(1, min(most, pass_bytes // ACTIVATION_BYTES_PER_THREAD))
 
 
 @contextmanager
 def threads_for(pass_bytes: int) -> Iterator[None]:
-    """No more threads than a pass with so many bytes of activations can use; as many as before afterwards."""
+    """Let torch use no more threads in the block than a pass with `pass_bytes` bytes of activations can use."""
     before = torch.get_num_threads()
     torch.set_num_threads(useful_threads(pass_bytes, before))
     try:
@@ -33,7 +33,7 @@ def threads_for(pass_bytes: int) -> Iterator[None]:
 
 
 def reproducible() -> AbstractContextManager[None]:
-    """On NVIDIA's GPUs: the same numbers every time, in float32 where it says float32."""
+    """Make NVIDIA's GPUs compute the same numbers every time, and never replace float32 by the shorter TF32."""
     flags: AbstractContextManager[None] = torch.backends.cudnn.flags(
         enabled=True, benchmark=False, deterministic=True, allow_tf32=False
     )

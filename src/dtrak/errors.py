@@ -1,6 +1,7 @@
-"""The two ways in which a command can end badly, each one clear line.
+"""The two kinds of errors, each printed as one clear line.
 
-A `UsageError` is the user's to mend (exit code 2); any other `DtrakError` is work that failed (exit code 1).
+A `UsageError` is a mistake that the user can correct (exit code 2). Any other `DtrakError` is work that failed (exit
+code 1).
 """
 
 
@@ -11,12 +12,12 @@ class DtrakError(Exception):
 
 
 class UsageError(DtrakError):
-    """What was asked for does not exist or does not fit; the message names it and what would be right."""
+    """The user gave something that does not exist or does not fit; the message names it and says what would fit."""
 
     exit_code = 2
 
 
-def choose(kind: str, name: str, known: "list[str] | tuple[str, ...] | dict[str, object]") -> None:
-    """Refuse a `name` that is not among the `known` ones, naming them all."""
+def check_known(kind: str, name: str, known: "list[str] | tuple[str, ...] | dict[str, object]") -> None:
+    """Refuse a `name` that is not among the `known` ones; the error lists them all."""
     if name not in known:
         raise UsageError(f"unknown {kind} {name!r}: choose from {', '.join(known)}")

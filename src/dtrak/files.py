@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all, whatever kills the process that writes them.
+"""Write files that are either complete or missing, even if the process that writes them is killed.
 
-Everything is written under a temporary name in the same folder, flushed to the disk, and renamed. A link is written
-through to its target, and a device or a pipe is written into: neither is ever replaced.
+Everything is written under a temporary name in the same folder, flushed to the disk, and renamed. If the path is a
+link, its target is written; if it is a device or a pipe, the content is written into it. Neither is ever replaced.
 """
 
 import io
@@ -24,15 +24,15 @@ from dtrak.temporaries import temporary, temporary_name
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Rust's safetensors wraps the system's words in its own: Error while serializing: I/O error: … (os error 28)
+# The message of safetensors around that of the system: Error while serializing: I/O error: … (os error 28)
 SYSTEM_ERROR = re.compile(r".*I/O error: (.*) \(os error \d+\)")
 DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
-MARKER = "made-by-dtrak.txt"  # in a folder that is removed when it has served
+MARKER = "made-by-dtrak.txt"  # marks a folder that dtrak made and may remove
 
 
 @contextmanager
-def naming_the_path(path: Path) -> Iterator[None]:
-    """Turn a failure of the disk into one line that says what could not be written and why."""
+def write_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the disk into one line that says which path could not be written and why."""
     from safetensors import SafetensorError
 
     try:
@@ -43,13 +43,13 @@ def naming_the_path(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> Path:
-    with naming_the_path(path):
+    with write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def as_npy(array: "NDArray[Any]") -> bytes:
-    """What an .npy file of the array holds."""
+    """Return the content of an .npy file of the array."""
     import numpy as np
 
     buffer = io.BytesIO()
@@ -58,7 +58,7 @@ def as_npy(array: "NDArray[Any]") -> bytes:
 
 
 def as_npz(arrays: "Mapping[str, NDArray[Any]]") -> bytes:
-    """What a compressed .npz file of the arrays holds."""
+    """Return the content of a compressed .npz file of the arrays."""
     import numpy as np
 
     buffer = io.BytesIO()
@@ -68,7 +68,11 @@ def as_npz(arrays: "Mapping[str, NDArray[Any]]") -> bytes:
 
 @contextmanager
 def kept_until_done(cache: Path | None, out: Path | None = None) -> Iterator[Path]:
-    """The folder that the user gave; or one beside the output, which a kill leaves there to go on from."""
+    """Give the folder for features: `cache`, else one beside the output `out`, else a temporary one.
+
+    The folder beside the output is removed when the work is done. After a kill it stays, and the next call continues
+    from it.
+    """
     if cache is not None:
         yield cache
     elif out is not None and not is_stream(out):
@@ -79,7 +83,7 @@ def kept_until_done(cache: Path | None, out: Path | None = None) -> Iterator[Pat
             yield beside
             is_done = True
         finally:
-            if is_done or os.listdir(beside) == [MARKER]:  # nothing in there to go on from
+            if is_done or os.listdir(beside) == [MARKER]:  # it holds nothing to continue from
                 _remove_marked(beside)
     else:
         with TemporaryDirectory() as temporary_folder:
@@ -87,17 +91,17 @@ def kept_until_done(cache: Path | None, out: Path | None = None) -> Iterator[Pat
 
 
 def _mark(folder: Path) -> None:
-    """Make a folder that this program may remove again; refuse one that someone else has made."""
+    """Make a folder that dtrak may remove later; refuse one that dtrak has not made."""
     marker = folder / MARKER
-    with naming_the_path(folder):
+    with write_errors(folder):
         is_ours = not folder.is_symlink() and (marker.is_file() or not folder.exists() or not any(folder.iterdir()))
     if not is_ours:
         raise UsageError(f"{folder} is not a folder that dtrak made: move it away, or give --cache FOLDER for features")
-    write_text(marker, "dtrak removes this folder, and all that is in it, when the scores are written.\n")
+    write_text(marker, "dtrak removes this folder, with everything in it, when the scores are written.\n")
 
 
 def _remove_marked(folder: Path) -> None:
-    """Remove a folder, its marker last: a kill leaves one that is still marked, or empty."""
+    """Remove a folder, the marker last, so that after a kill the folder is still marked, or empty."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -107,22 +111,22 @@ def _remove_marked(folder: Path) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether `path` can only be written into: a device, a pipe, or an open file such as standard output."""
+    """Tell whether `path` can only be written into: a device, a pipe, or an open file such as standard output."""
     try:
         found = path.stat()
     except OSError:
         return False
     is_ordinary = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
-    return not is_ordinary or DESCRIPTOR.fullmatch(str(path)) is not None or _standard(path) is not None
+    return not is_ordinary or DESCRIPTOR.fullmatch(str(path)) is not None or _standard_stream(path) is not None
 
 
 def is_standard_output(path: Path) -> bool:
-    """Whether what is written to `path` goes where a command prints."""
-    return _standard(path) == 1
+    """Tell whether `path` is another name of standard output."""
+    return _standard_stream(path) == 1
 
 
-def _standard(path: Path) -> int | None:
-    """The descriptor of standard output or standard error, if `path` is another name of it."""
+def _standard_stream(path: Path) -> int | None:
+    """Return the descriptor of standard output or standard error, if `path` is another name of it."""
     for descriptor in (1, 2):
         with suppress(OSError):
             if os.path.samestat(path.stat(), os.fstat(descriptor)):
@@ -131,8 +135,8 @@ def _standard(path: Path) -> int | None:
 
 
 def _open_stream(path: Path) -> int:
-    """A descriptor to write into; a pipe waits for its reader."""
-    numbered, standard = DESCRIPTOR.fullmatch(str(path)), _standard(path)
+    """Open a descriptor to write into; for a pipe, this waits for its reader."""
+    numbered, standard = DESCRIPTOR.fullmatch(str(path)), _standard_stream(path)
     if standard is not None:
         sys.stdout.flush()
         return os.dup(standard)
@@ -140,21 +144,21 @@ def _open_stream(path: Path) -> int:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse, before hours of work, a path at which no file can be written in the end."""
-    with naming_the_path(path):
+    """Refuse a path that cannot be written, before hours of work for it."""
+    with write_errors(path):
         if is_stream(path):
             _check_stream(path)
             return
-        with temporary(_place_of_file(path)):
+        with temporary(_target_file(path)):
             pass
 
 
 def check_not_read(out: Path, *inputs: str | Path | None) -> None:
-    """Refuse to write over what the same command reads."""
-    for one in inputs:
+    """Refuse to overwrite a file that the same command reads."""
+    for path in inputs:
         with suppress(OSError, ValueError):
-            if one is not None and not is_stream(out) and os.path.samefile(out, one):
-                raise UsageError(f"{out} is what is read as {one}: give another file to write")
+            if path is not None and not is_stream(out) and os.path.samefile(out, path):
+                raise UsageError(f"{out} is also the input {path}: give another file to write")
 
 
 def _check_stream(path: Path) -> None:
@@ -164,8 +168,8 @@ def _check_stream(path: Path) -> None:
         raise DtrakError(f"cannot write {path}: Permission denied")
 
 
-def _place(path: Path) -> Path:
-    """Where `path` is written, in a folder that is there: at the end of a link, or at the path itself."""
+def _target(path: Path) -> Path:
+    """Return the path itself, in a folder that is made if it is missing, or the target of a link."""
     if not path.is_symlink():
         make_folder(path.parent)
         return path
@@ -177,44 +181,44 @@ def _place(path: Path) -> Path:
     return target
 
 
-def _place_of_file(path: Path) -> Path:
-    place = _place(path)
-    if place.is_dir():
+def _target_file(path: Path) -> Path:
+    target = _target(path)
+    if target.is_dir():
         raise DtrakError(f"cannot write {path}: it is a folder")
-    if place.exists() and not os.access(place, os.W_OK):
+    if target.exists() and not os.access(target, os.W_OK):
         raise DtrakError(f"cannot write {path}: it is write-protected")
-    return place
+    return target
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically; on failure nothing of it stays behind. A device or a pipe is written into."""
-    with naming_the_path(path):
+    """Write a file completely or not at all; a device or a pipe is written into."""
+    with write_errors(path):
         if is_stream(path):
             _check_stream(path)
             with open(_open_stream(path), "wb") as stream:
                 stream.write(content)
             return
-        place = _place_of_file(path)
-        with temporary(place) as new:
+        target = _target_file(path)
+        with temporary(target) as new:
             with open(new, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            if place.exists():
-                shutil.copymode(place, new)
-            os.replace(new, place)
+            if target.exists():
+                shutil.copymode(target, new)
+            os.replace(new, target)
 
 
 def write_once(path: Path, text: str) -> None:
-    """Write a file whole unless there is one already: of several processes, the first has its way."""
-    with naming_the_path(path):
-        place = _place(path)
-        with temporary(place) as new, suppress(FileExistsError):
+    """Write a file unless it exists already; of several processes, only the first writes it."""
+    with write_errors(path):
+        target = _target(path)
+        with temporary(target) as new, suppress(FileExistsError):
             with open(new, "wb") as file:
                 file.write(readable(text).encode())
                 file.flush()
                 os.fsync(file.fileno())
-            os.link(new, place)
+            os.link(new, target)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -222,7 +226,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def readable(text: str) -> str:
-    """The same with \\udc80 … for bytes of a file's name that are no text; JSON reads them back as they were."""
+    """Replace bytes of a file name that are not text by \\udc80 …; JSON reads them back unchanged."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -232,48 +236,48 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Give a temporary folder to fill; it takes the place of `path` when the block ends without an error."""
-    with naming_the_path(path):
-        place = _place_of_folder(path)
-        with temporary(place, is_folder=True) as new:
+    """Give a temporary folder to fill; it replaces `path` when the block ends without an error."""
+    with write_errors(path):
+        target = _target_folder(path)
+        with temporary(target, is_folder=True) as new:
             yield new
             for file in new.rglob("*"):
                 if file.is_file():
                     with open(file, "rb") as written:
                         os.fsync(written.fileno())
-            replace_folder(new, place)
+            replace_folder(new, target)
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Let the folder `new`, on the same disk, take the place of `path`, or of the folder that it is a link to."""
-    with naming_the_path(path):
-        place = _place_of_folder(path)
-        old = temporary_name(place)
-        if place.exists():
-            place.rename(old)
+    """Replace the folder `path`, or the one that it links to, by the folder `new` on the same disk."""
+    with write_errors(path):
+        target = _target_folder(path)
+        old = temporary_name(target)
+        if target.exists():
+            target.rename(old)
         try:
-            new.rename(place)
+            new.rename(target)
         except OSError:
             if old.exists():
-                old.rename(place)
+                old.rename(target)
             raise
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _place_of_folder(path: Path) -> Path:
-    place = _place(path)
-    if place.exists() and not place.is_dir():
+def _target_folder(path: Path) -> Path:
+    target = _target(path)
+    if target.exists() and not target.is_dir():
         raise DtrakError(f"cannot write {path}: it is not a folder")
-    return place
+    return target
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes from working in `folder` as long as the block lasts; a lock dies with its process."""
+    """Keep other processes from working in `folder` during the block; the lock ends with its process."""
     import filelock
 
     lock = filelock.FileLock(make_folder(folder) / ".lock", blocking=False)
-    with naming_the_path(folder):
+    with write_errors(folder):
         try:
             lock.acquire()
         except filelock.Timeout:

@@ -1,6 +1,6 @@
-"""The largest numbers that can be asked for, the same in recipes, in Python and on the command line.
+"""The largest numbers that settings may have, the same in recipes, in Python and on the command line.
 
-What is beyond them is a slip of the finger: it would fill the memory or the disk, or never end.
+A larger number is a typing error: it would fill the memory or the disk, or the work would never end.
 """
 
 import reprlib
@@ -8,15 +8,15 @@ from collections.abc import Mapping
 
 from dtrak.errors import UsageError
 
-SEED = 2**63 - 1  # what 64 bits with a sign hold
-PICTURES = 10**6  # drawn or asked about
+SEED = 2**63 - 1  # the largest number of 64 bits with a sign
+PICTURES = 10**6  # that are drawn or attributed
 
 MOST: Mapping[str, int] = {
     "count": PICTURES,
     "validation": PICTURES,
     "generated": PICTURES,
     "pictures": PICTURES,
-    "remove": 10**9,  # it is compared with how many images there are
+    "remove": 10**9,  # it is also compared with the number of images
     "draws": 10**6,
     "noises": 10**6,
     "num_train_timesteps": 10**5,
@@ -37,24 +37,24 @@ MOST: Mapping[str, int] = {
     "port": 2**16 - 1,
     "step": 10**5,
     "seed": SEED,
-    "first_seed": SEED - PICTURES,  # the pictures after it have seeds, too
+    "first_seed": SEED - PICTURES,  # the pictures after the first have larger seeds
 }
 
 
 def check_number(name: str, value: object, least: int = 1) -> None:
-    """Refuse what is no whole number from `least` to the most that may be asked for under this name."""
-    said = f"{name.replace('_', '-')} {shortened(value)}"
+    """Refuse a value that is not a whole number from `least` to `MOST[name]`."""
+    given = f"{name.replace('_', '-')} {shortened(value)}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise UsageError(f"{said}: it must be a whole number")
+        raise UsageError(f"{given}: it must be a whole number")
     number = int(value.__index__())
     if number < least:
-        raise UsageError(f"{said}: it must {'be at least 1' if least else 'not be negative'}")
+        raise UsageError(f"{given}: it must {'be at least 1' if least else 'not be negative'}")
     if number > MOST[name]:
-        raise UsageError(f"{said}: it must be at most {MOST[name]:,}")
+        raise UsageError(f"{given}: it must be at most {MOST[name]:,}")
 
 
 def shortened(value: object) -> str:
-    """What was given, shortened; Python itself refuses to write down numbers of thousands of digits."""
+    """Return a value as a short text; Python refuses to print numbers with thousands of digits."""
     try:
         text = reprlib.repr(value) if not isinstance(value, int) else str(value)
     except ValueError:

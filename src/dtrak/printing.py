@@ -1,4 +1,4 @@
-"""What commands have made, on standard output."""
+"""Print the results of commands on standard output."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ output = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def show(table: "Table") -> None:
-    """A table as wide as the terminal, or as it is by itself where there is none."""
+    """Print a table, as wide as the terminal; without a terminal, as wide as its entries."""
     if output.is_terminal:
         output.print(table)
     else:
@@ -22,7 +22,7 @@ def show(table: "Table") -> None:
 
 
 def show_yaml(text: str) -> None:
-    """YAML as it is, in colour on a terminal."""
+    """Print YAML text unchanged, in colour on a terminal."""
     if output.is_terminal:
         from rich.syntax import Syntax  # slow to load
 
@@ -32,7 +32,7 @@ def show_yaml(text: str) -> None:
 
 
 def tell(what: str, path: Path) -> None:
-    """What a command has made, and where; on standard error where standard output has got the thing itself."""
+    """Print what a command has made, and where; on standard error if the result itself went to standard output."""
     from dtrak.files import is_standard_output
 
     where = console if is_standard_output(path) else output

@@ -1,6 +1,6 @@
-"""Progress with an estimate, on standard error: a bar in a terminal, now and then a line anywhere else.
+"""Show progress with an estimate of the time left, on standard error: a bar in a terminal, some lines elsewhere.
 
-Whoever would show it elsewhere, on a page for instance, watches the work instead.
+To show it somewhere else, on a web page for instance, use `watched_by`.
 """
 
 import time
@@ -16,24 +16,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 SECONDS_BETWEEN_LINES = 5.0  # at the least
 
 Item = TypeVar("Item")
-Watcher = Callable[[str, int, int, str], None]  # is told the title, how much is done, of how much, and the unit
+Watcher = Callable[[str, int, int, str], None]  # takes the title, how much is done, the total and the unit
 _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
-console = Console(stderr=True, highlight=False, emoji=False)  # digits:train: is no tram
+console = Console(stderr=True, highlight=False, emoji=False)  # rich would show :train: as a picture
 
 
 @contextmanager
 def progress_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show how far `total` units of work have come.
+    """Show how many of `total` units of work are done.
 
-    The yielded function moves it on. Its first call tells what an earlier run has done already, be it nothing: the
-    estimate counts from there.
+    The yielded function adds to this number. Its first call must give what an earlier run has done already, possibly 0:
+    the estimate counts from there.
     """
     if (watcher := _watcher.get()) is not None:
-        yield Watched(watcher, title, total, unit).advance
+        yield WatcherProgress(watcher, title, total, unit).advance
         return
     if not console.is_terminal:
-        yield Lines(title, total, unit).advance
+        yield LogProgress(title, total, unit).advance
         return
     with Progress(
         TextColumn("{task.description:<12}"),
@@ -52,7 +52,7 @@ def progress_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], 
 
 @contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Tell `watcher` how the work in this block goes on, instead of standard error. What it raises ends the work."""
+    """Report the progress of this block to `watcher` instead of standard error. Its errors end the work."""
     before = _watcher.set(watcher)
     try:
         yield
@@ -61,7 +61,7 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
 
 
 def steps_of(title: str, steps: Sequence[Item], unit: str) -> Iterator[Item]:
-    """The steps one after another, too short for a bar of their own: only a watcher is told of them."""
+    """Yield the steps one after another, and report them to a watcher if there is one; there is no bar for them."""
     watcher = _watcher.get()
     for done, step in enumerate(steps):
         if watcher is not None:
@@ -69,8 +69,8 @@ def steps_of(title: str, steps: Sequence[Item], unit: str) -> Iterator[Item]:
         yield step
 
 
-class Watched:
-    """For a watcher: how much is done in all."""
+class WatcherProgress:
+    """Report to a watcher how much is done in all."""
 
     def __init__(self, watcher: Watcher, title: str, total: int, unit: str) -> None:
         self.watcher = watcher
@@ -84,32 +84,33 @@ class Watched:
         self.watcher(self.title, self.done, self.total, self.unit)
 
 
-class Lines:
-    """For logs: a line for every tenth of the work, one whenever the time has doubled, and one at the end."""
+class LogProgress:
+    """Print lines for a log: one for every tenth of the work, one whenever the time has doubled, and one at the end."""
 
     def __init__(self, title: str, total: int, unit: str) -> None:
         self.title = title
         self.total = total
         self.unit = unit
         self.done = 0
-        self.told = 0  # `done` of the last line
-        self.told_at = self.started = time.monotonic()
-        self.found: int | None = None  # what was there before the work began
+        self.reported = 0  # `done` of the last line
+        self.reported_at = self.started = time.monotonic()
+        self.done_before: int | None = None  # what an earlier run has done
 
     def advance(self, count: int) -> None:
         self.done += count
-        if self.found is None:
-            self.found = self.told = self.done
+        if self.done_before is None:
+            self.done_before = self.reported = self.done
             return
         now = time.monotonic()
-        is_much = self.done - self.told >= self.total / 10 or now - self.told_at >= self.told_at - self.started
-        if (is_much and now - self.told_at >= SECONDS_BETWEEN_LINES) or self.done == self.total:
-            self.told, self.told_at = self.done, now
+        since = now - self.reported_at
+        is_much = self.done - self.reported >= self.total / 10 or since >= self.reported_at - self.started
+        if (is_much and since >= SECONDS_BETWEEN_LINES) or self.done == self.total:
+            self.reported, self.reported_at = self.done, now
             say(f"{self.title}: {self.done:,}/{self.total:,} {self.unit}, {self._times()}")
 
     def _times(self) -> str:
         elapsed = time.monotonic() - self.started
-        left = elapsed * (self.total - self.done) / (self.done - (self.found or 0))
+        left = elapsed * (self.total - self.done) / (self.done - (self.done_before or 0))
         return ", ".join(
             f"{timedelta(seconds=round(seconds))} {what}"
             for seconds, what in ((elapsed, "elapsed"), (left, "to go"))
@@ -118,5 +119,5 @@ class Lines:
 
 
 def say(message: str) -> None:
-    """A line for the person who waits."""
+    """Print a message on standard error."""
     console.print(message, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Things by name: those of this package, those that Python code adds, and those that other packages offer.
+"""Find objects by name: those of this package, those that Python code adds, and those that other packages offer.
 
 Another package offers one by an entry point in the group `dtrak.KIND`, such as `dtrak.methods`. Entry points are read
 when a name is looked up that is not known yet, or when all names are listed, in every process that needs them.
@@ -10,26 +10,26 @@ from typing import Generic, TypeVar
 
 from dtrak.errors import UsageError
 
-Thing = TypeVar("Thing")
+Registered = TypeVar("Registered")
 
 
-class Registry(Mapping[str, Thing], Generic[Thing]):
-    """A mapping from names to things that can be added to; `kind` is what an error calls one of them."""
+class Registry(Mapping[str, Registered], Generic[Registered]):
+    """A mapping from names to entries, to which more can be added; errors call an entry a `kind`."""
 
-    def __init__(self, kind: str, group: str, own: Mapping[str, Thing]) -> None:
+    def __init__(self, kind: str, group: str, entries: Mapping[str, Registered]) -> None:
         self.kind = kind
         self.group = group  # of the entry points
-        self._known = dict(own)
-        self._has_asked_others = False
+        self._known = dict(entries)
+        self._has_read_entry_points = False
 
-    def add(self, name: str, thing: Thing) -> str:
-        """Make a thing known by a name, and give the name back; two different things cannot share one."""
-        if self._known.get(name, thing) != thing:
+    def add(self, name: str, entry: Registered) -> str:
+        """Add an entry under a name, and return the name; two different entries cannot have the same name."""
+        if self._known.get(name, entry) != entry:
             raise UsageError(f"there is another {self.kind} called {name!r} already: give yours another name")
-        self._known[name] = thing
+        self._known[name] = entry
         return name
 
-    def __getitem__(self, name: str) -> Thing:
+    def __getitem__(self, name: str) -> Registered:
         return self._known[name] if name in self._known else self._all[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -38,17 +38,17 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
     def __len__(self) -> int:
         return len(self._all)
 
-    def choose(self, name: str) -> Thing:
-        """The thing of this name; refuses an unknown name, and lists the known ones."""
+    def choose(self, name: str) -> Registered:
+        """Return the entry of this name; refuse an unknown name, and list the known ones."""
         if name not in self:
             raise UsageError(f"unknown {self.kind} {name!r}: choose from {', '.join(self)}")
         return self[name]
 
     @property
-    def _all(self) -> dict[str, Thing]:
-        """Everything, with what other packages offer; a name of this package stays its own."""
-        if not self._has_asked_others:
-            self._has_asked_others = True
+    def _all(self) -> dict[str, Registered]:
+        """All entries, with those of other packages, which cannot replace one of this package."""
+        if not self._has_read_entry_points:
+            self._has_read_entry_points = True
             for point in entry_points(group=self.group):
                 self._known.setdefault(point.name, point.load())
         return self._known

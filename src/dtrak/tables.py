@@ -17,14 +17,14 @@ from dtrak.errors import UsageError
 from dtrak.files import write_text
 from dtrak.spreadsheets import harmless, quoting
 
-# What LaTeX would take for a command, what the usual font shows as something else, and what it has in formulas only.
+# Characters that LaTeX reads as commands, that its usual font shows as others, or that it has in formulas only.
 LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         **{character: f"\\{character}" for character in "{}$&#_%"},
-        **{character: f"{{{character}}}" for character in "[]*"},  # after \\ they would be its options
+        **{character: f"{{{character}}}" for character in "[]*"},  # after \\ they would be read as its options
         **{character: f"${character}$" for character in "<>|"},
         **{character: f"$^{digit}$" for digit, character in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
         **{character: f"$_{digit}$" for digit, character in enumerate("₀₁₂₃₄₅₆₇₈₉")},
@@ -68,7 +68,7 @@ LATEX = str.maketrans(
 
 @dataclass(frozen=True)
 class Cell:
-    """A number, and how people read it: Cell(41.68, "41.7 ± 4.8"). A number that is missing is None."""
+    """A number with its text for people: Cell(41.68, "41.7 ± 4.8"). A missing number is None."""
 
     value: float | None
     text: str
@@ -79,7 +79,7 @@ Entry = str | int | float | Cell
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of as many entries as there are heads. Columns without a plain text are aligned to the right."""
+    """A table: each row has one entry for every head. Columns that hold only numbers are aligned to the right."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[Entry]]
@@ -87,7 +87,7 @@ class Table:
     notes: Sequence[str] = ()  # below the table
 
     def __rich__(self) -> rich.table.Table:
-        """For a console, as wide as that is."""
+        """Return the table for a console, as wide as the console."""
         title, notes = (Text(text) if text else None for text in (self.caption, "\n".join(self.notes)))
         table = rich.table.Table(
             title=title, caption=notes, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
@@ -99,13 +99,13 @@ class Table:
         return table
 
     def text(self) -> str:
-        """Plain, as wide as the entries are."""
+        """Return the table as plain text, as wide as its entries."""
         file = io.StringIO()
         Console(file=file, width=10_000, color_system=None).print(self)
         return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
     def csv(self) -> str:
-        """Heads and rows alone, numbers with all their digits, text as `spreadsheets.original` reads it."""
+        """Return heads and rows as CSV; numbers have all digits, and `spreadsheets.original` reads the text."""
         rows = [self.heads, *([one.value if isinstance(one, Cell) else one for one in row] for row in self.rows)]
         cells = [[harmless(one) if isinstance(one, str) else one for one in row] for row in rows]
         file = io.StringIO()
@@ -114,14 +114,14 @@ class Table:
         return file.getvalue()
 
     def markdown(self) -> str:
-        """GitHub's kind of table, the caption above it."""
+        """Return the table in GitHub's Markdown, with the caption above it."""
         rule = ["---:" if is_right else "---" for is_right in self._right()]
         cells = [[text.replace("|", r"\|") for text in row] for row in (self.heads, rule, *self._texts())]
         table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
         return "\n\n".join(part for part in (self.caption, table, *self.notes) if part) + "\n"
 
     def latex(self) -> str:
-        r"""A table in the style of booktabs, for any document that says \usepackage{booktabs}."""
+        r"""Return the table in LaTeX, for a document with \usepackage{booktabs}."""
         heads, *rows = (" & ".join(_latex(text) for text in row) + r" \\" for row in (self.heads, *self._texts()))
         columns = "".join("r" if is_right else "l" for is_right in self._right())
         lines = [
@@ -144,12 +144,12 @@ class Table:
         return [[_text(entry) for entry in row] for row in self.rows]
 
     def _right(self) -> list[bool]:
-        """Which columns hold numbers alone."""
+        """Tell for each column whether it holds only numbers."""
         return [not any(isinstance(row[column], str) for row in self.rows) for column in range(len(self.heads))]
 
 
 def _text(entry: Entry) -> str:
-    """An entry for people, on one line."""
+    """Return an entry as text for people, on one line."""
     if isinstance(entry, Cell):
         return entry.text
     if isinstance(entry, str):
@@ -158,7 +158,7 @@ def _text(entry: Entry) -> str:
 
 
 def _latex(text: str) -> str:
-    """What LaTeX prints as this text; two hyphens stay two and become no dash."""
+    """Return the LaTeX code of a text; two hyphens do not become a dash."""
     return re.sub("-(?=-)", "-{}", text.translate(LATEX))
 
 
@@ -171,12 +171,12 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 
 
 def check_table_path(path: Path) -> None:
-    """Refuse a path whose ending names no format."""
+    """Refuse a path whose ending is not that of a known format."""
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"cannot write a table to {path}: its ending has to be one of {', '.join(FORMATS)}")
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Write a table in the format that the path's ending names."""
+    """Write a table in the format of the path's ending."""
     check_table_path(path)
     write_text(path, FORMATS[path.suffix.lower()](table))

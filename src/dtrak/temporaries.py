@@ -1,7 +1,7 @@
-"""Temporary names: what is being written lies under one, and what killed processes have left of it is cleared.
+"""Temporary files and folders: everything is written under a temporary name first, and leftovers are removed.
 
-Whoever writes holds a lock on the temporary file or folder, and a lock dies with its process. So anyone may clear what
-nobody holds, while other processes write into the same folder.
+A process that writes holds a lock on its temporary file or folder, and a lock ends with its process. So any process may
+remove what is not locked, even while others write into the same folder.
 """
 
 import fcntl
@@ -17,13 +17,13 @@ TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path`, unique to this call, that no reader takes for the real thing."""
+    """Return a new name beside `path` that no reader mistakes for the finished file."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 @contextmanager
 def temporary(path: Path, is_folder: bool = False) -> Iterator[Path]:
-    """A new file or folder beside `path`, locked as long as the block lasts; gone after it, unless it was renamed."""
+    """Make a file or folder beside `path` that is locked during the block; after it, it is removed unless renamed."""
     clear_leftovers(path.parent, path.name)
     found, lock = _locked(path, is_folder)
     try:
@@ -34,23 +34,23 @@ def temporary(path: Path, is_folder: bool = False) -> Iterator[Path]:
 
 
 def clear_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes left of `name`, or of everything, in `folder`: what no process holds."""
+    """Remove from `folder` the temporary files of killed processes; if `name` is given, only those for that name."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             found = TEMPORARY.fullmatch(entry.name)
             if found and name in (None, found[1]) and not entry.is_symlink():
-                _remove_unless_held(Path(entry.path), entry.is_dir())
+                _remove_unless_locked(Path(entry.path), entry.is_dir())
 
 
 def clear_leftovers_below(folders: Iterable[Path]) -> None:
-    """The same in folders and all folders inside them; links are not followed."""
+    """Call `clear_leftovers` for the folders and all folders inside them; links are not followed."""
     for folder in folders:
         for parent, _, _ in os.walk(folder):
             clear_leftovers(Path(parent))
 
 
 def _locked(path: Path, is_folder: bool) -> tuple[Path, int]:
-    """Make a temporary file or folder; gives it with a descriptor that locks it until it is closed."""
+    """Make a temporary file or folder; return it with a descriptor that locks it until the descriptor is closed."""
     while True:
         found = temporary_name(path)
         if is_folder:
@@ -59,16 +59,16 @@ def _locked(path: Path, is_folder: bool) -> tuple[Path, int]:
             os.close(os.open(found, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         try:
             descriptor = _open(found, is_folder)
-        except FileNotFoundError:  # cleared before it was locked
+        except FileNotFoundError:  # another process removed it before it was locked
             continue
-        with suppress(OSError):  # where there are no locks, nobody clears either
+        with suppress(OSError):  # on disks without locks, `clear_leftovers` removes nothing either
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if found.exists():
             return found, descriptor
         os.close(descriptor)
 
 
-def _remove_unless_held(path: Path, is_folder: bool) -> None:
+def _remove_unless_locked(path: Path, is_folder: bool) -> None:
     with suppress(OSError):
         descriptor = _open(path, is_folder)
         try:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from dtrak import ending
+from dtrak import sigterm
 from dtrak.cli import evaluate, options
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import DtrakError, UsageError
@@ -349,11 +349,11 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no text
     try:
-        with ending.ended_by_sigterm():
+        with sigterm.ended_by_sigterm():
             code = app(arguments or ["--help"], prog_name="dtrak", standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught it
             raise KeyboardInterrupt
-    except (Exception, KeyboardInterrupt, SystemExit, ending.TerminatedError) as error:
+    except (Exception, KeyboardInterrupt, SystemExit, sigterm.TerminatedError) as error:
         if debug:
             traceback.print_exc()
         code = ended_by(error)
@@ -362,9 +362,9 @@ def main() -> None:
 
 def ended_by(error: BaseException) -> int:
     """Say in one line what has ended a command; gives the exit code."""
-    if ending.has_come():  # whatever a library has made of it
-        ending.say_once()
-        return ending.TERMINATED
+    if sigterm.was_received():  # whatever a library has made of it
+        sigterm.print_message_once()
+        return sigterm.TERMINATED
     code, message = explained(error)
     print(f"dtrak: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dtrak.errors import choose
+from dtrak.errors import check_known
 from dtrak.limits import MOST, shortened
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _known_device(name: str | None) -> str | None:
     from dtrak.devices import devices
 
     if name is not None:
-        choose("device", name, devices())
+        check_known("device", name, devices())
     return name
 
 

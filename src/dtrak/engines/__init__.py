@@ -1,6 +1,6 @@
-"""Where work runs: in this process, in a pool of processes on this machine, or on a Ray cluster.
+"""Engines run the work: in this process, in a pool of processes on this machine, or on a Ray cluster.
 
-Adding an engine is a function that makes it, and a line in `ENGINES`.
+To add an engine, write a function that makes it, and add a line to `ENGINES`.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ __all__ = ["ENGINES", "Engine", "cores", "device_of_worker", "gpu_of", "make_eng
 
 def _process(workers: int | None, address: str | None) -> Engine:
     if workers is not None and workers > 1:
-        raise UsageError(f"workers {workers}: the engine process is a single one; choose pool or ray for more")
+        raise UsageError(f"workers {workers}: the engine process runs one job at a time; choose pool or ray for more")
     from dtrak.engines.this_process import ThisProcess
 
     return ThisProcess()
@@ -33,14 +33,14 @@ def _ray(workers: int | None, address: str | None) -> Engine:
     return RayCluster(workers, address)
 
 
-# Each takes how many jobs run at a time, if given, and the address of a cluster, if given.
+# Each function takes the number of jobs that run at a time and the address of a cluster, or None for either.
 ENGINES: Registry[Callable[[int | None, str | None], Engine]] = Registry(
     "engine", "dtrak.engines", {"process": _process, "pool": _pool, "ray": _ray}
 )
 
 
 def make_engine(name: str, workers: int | None = None, address: str | None = None) -> Engine:
-    """The engine of that name; `workers` jobs at a time if given, on the Ray cluster at `address` if given."""
+    """Make the engine of this name; it runs `workers` jobs at a time, on the Ray cluster at `address`, if given."""
     make = ENGINES.choose(name)
     if workers is not None:
         check_number("workers", workers)

@@ -1,7 +1,7 @@
-"""What an engine is: it calls `work(context, job)` for every job, wherever that runs.
+"""The interface of engines: an engine calls `work(context, job)` for every job, in this process or elsewhere.
 
-What a job returns comes home to the caller, so no file system has to be shared. A job has the same number of threads
-wherever it runs, so its sums are the same, bit for bit.
+The engine returns each result to the caller, so no file system has to be shared. A job has the same number of threads
+in every engine, so its sums are the same, bit for bit.
 """
 
 import os
@@ -16,14 +16,14 @@ Context = TypeVar("Context")
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-MOST_DEATHS = 3  # of workers, over one job
+MOST_DEATHS = 3  # after so many workers have died while running a job, it is given up
 
 
 class Engine(Protocol):
-    """Runs jobs."""
+    """An engine runs jobs."""
 
-    is_here: bool  # whether jobs run in this process, and call its GPUs as it does
-    is_remote: bool  # whether its workers may see other files than this process
+    is_here: bool  # whether jobs run in this process, where all of its GPUs keep their names
+    is_remote: bool  # whether the workers may be on machines without the files of this one
 
     def run(
         self,
@@ -34,28 +34,28 @@ class Engine(Protocol):
         gpu: bool = False,
         card: int | None = None,
     ) -> Iterator[tuple[Job, Result]]:
-        """Yield every job with its result when it is done, in any order.
+        """Run all jobs, and yield each with its result when it is done, in any order.
 
-        `work` is a function at the top of a module; each worker is sent the context once. A job has so many `threads`,
-        and with `gpu` one of the GPUs to itself, which it sees as the only one: any of them, or the one that this
+        `work` must be a function at the top level of a module. Each worker receives the context once. A job has
+        `threads` threads. With `gpu` it also has a GPU to itself, and sees no other: any GPU, or the one that this
         process calls `cuda:card`.
         """
         ...
 
 
 def gpu_of(device: str) -> tuple[bool, int | None]:
-    """Whether a device is a GPU of the kind that engines give to jobs, and which one if it is not any of them."""
+    """Return whether a device is a GPU that engines can give to jobs, and its number if the device names one."""
     kind, _, index = device.partition(":")
     return kind == "cuda", int(index) if index else None
 
 
 def device_of_worker(engine: Engine, device: str) -> str:
-    """What a job that was given this device calls it: a worker sees one GPU only."""
+    """Return the name that a job has for this device: a worker sees only its own GPU, as `cuda`."""
     return device if engine.is_here or not gpu_of(device)[0] else "cuda"
 
 
 def attempt(work: Callable[[Context, Job], Result], context: Context, job: Job) -> tuple[Result] | Exception:
-    """The answer of a worker that must not die of a job: (result,), or the exception that came instead."""
+    """Run a job; return (result,), or the exception that it raised, so that no error of a job ends its worker."""
     try:
         return (work(context, job),)
     except Exception as error:
@@ -63,16 +63,16 @@ def attempt(work: Callable[[Context, Job], Result], context: Context, job: Job) 
 
 
 def sendable(error: Exception) -> Exception:
-    """The exception with its traceback as a note; a plain one with the same message if it cannot be pickled."""
-    story = traceback.format_exc()
+    """Return the exception with its traceback as a note; if it cannot be pickled, a DtrakError with its message."""
+    trace = traceback.format_exc()
     try:
         copy: Exception = pickle.loads(pickle.dumps(error))
     except Exception:
         copy = DtrakError(f"{type(error).__name__}: {error}")
-    copy.add_note(story)
+    copy.add_note(trace)
     return copy
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""Processes on this machine, each started afresh (`worker.py`) and given one job at a time.
+"""A pool of processes on this machine, each of which runs `worker.py` and gets one job at a time.
 
-A worker that dies loses its own job only, which another one does again. Workers end with the process that started them,
-whatever ends it: each watches a pipe that breaks with it.
+If a worker dies, only its own job is lost, and another worker runs that job again. Workers end with the process that
+started them, even if it is killed: each watches a pipe that is closed when that process ends.
 """
 
 import os
@@ -24,7 +24,7 @@ SECONDS_TO_DIE = 5.0
 
 
 def gpus() -> list[str]:
-    """The names of the GPUs that this process may use, as the system has them."""
+    """Return the system's names of the GPUs that this process may use."""
     import torch
 
     chosen = os.environ.get(VISIBLE_CARDS, "")
@@ -32,7 +32,7 @@ def gpus() -> list[str]:
 
 
 def chosen_gpus(card: int | None) -> list[str]:
-    """All of them, or the one that this process calls `cuda:card`."""
+    """Return the names of all GPUs, or only of the one that this process calls `cuda:card`."""
     found = gpus()
     if card is not None and card >= len(found):
         raise UsageError(f"device cuda:{card}: there are {len(found)} GPUs, counted from 0")
@@ -40,11 +40,13 @@ def chosen_gpus(card: int | None) -> list[str]:
 
 
 class Pool:
+    """An engine that runs jobs in processes on this machine."""
+
     is_here = False
     is_remote = False
 
     def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers  # as many as there are cores for if None
+        self.workers = workers  # None: as many as the cores or GPUs allow
 
     def run(
         self,
@@ -69,7 +71,7 @@ class Pool:
                     taken = Counter(one.card for one in [*idle, *started, *(one for one, _ in busy.values())])
                     started.append(Worker(threads, min(cards, key=taken.__getitem__, default=None)))
                 idle += started
-                for worker in started:  # all of them start up at the same time
+                for worker in started:  # a second loop, so that all workers start up at the same time
                     worker.send(task)
                 while waiting and idle:
                     worker, index = idle.pop(), waiting.popleft()
@@ -79,28 +81,29 @@ class Pool:
                     assert isinstance(connection, Connection)
                     worker, index = busy.pop(connection)
                     try:
-                        answer = connection.recv()
+                        reply = connection.recv()
                     except (EOFError, OSError):
                         deaths[index] += 1
-                        death = worker.death()
+                        cause = worker.cause_of_death()
                         if deaths[index] == MOST_DEATHS:
-                            raise DtrakError(f"{jobs[index]}: {MOST_DEATHS} workers died of it, {death}") from None
+                            died = f"{MOST_DEATHS} workers died while running it, the last one {cause}"
+                            raise DtrakError(f"{jobs[index]}: {died}") from None
                         waiting.appendleft(index)
                         continue
                     idle.append(worker)
-                    if isinstance(answer, Exception):
-                        raise answer
-                    yield jobs[index], answer[0]
+                    if isinstance(reply, Exception):
+                        raise reply
+                    yield jobs[index], reply[0]
         finally:
             for worker in [*idle, *(worker for worker, _ in busy.values())]:
                 worker.end()
 
 
 class Worker:
-    """A process that runs `worker.py`, and the line to it."""
+    """A process that runs `worker.py`, with the connection to it."""
 
     def __init__(self, threads: int, card: str | None = None) -> None:
-        self.card = card  # the only GPU that it sees
+        self.card = card  # the only GPU that the process sees
         self.connection, far_end = Pipe()
         settings = dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": os.pathsep.join(sys.path)}
         settings |= {VISIBLE_CARDS: card} if card is not None else {}
@@ -110,21 +113,22 @@ class Worker:
                 stdin=subprocess.PIPE,
                 pass_fds=[far_end.fileno()],
                 env=os.environ | settings,
-                process_group=0,  # Ctrl-C is for the parent, which then ends its workers
+                process_group=0,  # Ctrl-C goes to the parent only, which then ends its workers
             )
 
     def send(self, message: bytes) -> None:
-        with suppress(OSError):  # a dead worker shows when its answer is read
+        with suppress(OSError):  # that a worker is dead is noticed when its reply is read
             self.connection.send_bytes(message)
 
-    def death(self) -> str:
-        """How it died, once its line is broken."""
+    def cause_of_death(self) -> str:
+        """Wait for the process to end, and say why it ended."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(SECONDS_TO_DIE)
         code = self.end()
         return f"killed by {Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
     def end(self) -> int:
+        """Kill the process, and return its exit code."""
         self.connection.close()
         self.process.kill()
         code = self.process.wait()

@@ -1,4 +1,4 @@
-"""One job after the other, in this process."""
+"""Run the jobs one after the other in this process."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +9,8 @@ from dtrak.engines.engine import Context, Job, Result
 
 
 class ThisProcess:
+    """An engine that runs jobs in this process."""
+
     is_here = True
     is_remote = False
 
@@ -22,14 +24,14 @@ class ThisProcess:
         card: int | None = None,
     ) -> Iterator[tuple[Job, Result]]:
         for job in jobs:
-            with exactly(threads):
+            with torch_threads(threads):
                 result = work(context, job)
             yield job, result
 
 
 @contextmanager
-def exactly(threads: int) -> Iterator[None]:
-    """So many threads of torch, neither more nor fewer."""
+def torch_threads(threads: int) -> Iterator[None]:
+    """Let torch use exactly so many threads in the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

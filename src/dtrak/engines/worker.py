@@ -1,8 +1,9 @@
-"""A process of the pool: takes the work and its context, then one job after the other, and answers each.
+"""A process of the pool: it receives the work and its context, then one job after the other, and sends each result.
 
     python -m dtrak.engines.worker DESCRIPTOR
 
-DESCRIPTOR is its end of the line to the pool. Its standard input is there only to break when the pool's process ends.
+DESCRIPTOR is its end of the connection to the pool. Its standard input is used only to notice that the pool's process
+has ended, which closes it.
 """
 
 import os
@@ -21,9 +22,9 @@ def main() -> None:
         work, context = pickle.loads(connection.recv_bytes())
         while True:
             connection.send(attempt(work, context, pickle.loads(connection.recv_bytes())))
-    except EOFError:  # there is no more to do
+    except EOFError:  # the pool has closed the connection
         return
-    except Exception as error:  # what came or what goes cannot be pickled
+    except Exception as error:  # a job or a result cannot be pickled
         connection.send(sendable(error))
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dtrak.attribution.preparing import check_objective, prepare
 from dtrak.attribution.scoring import scores_for
 from dtrak.engines import Engine
-from dtrak.errors import UsageError, choose
+from dtrak.errors import UsageError, check_known
 from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds
 from dtrak.features.encoders import load_encoder
 from dtrak.features.settings import DEFAULT_ENCODER
@@ -172,9 +172,9 @@ def check_question(
     embeds = list(methods) != [EVERY_METHOD] and any(isinstance(one.source, Embeddings) for one in chosen)
     if settings.encoder != DEFAULT_ENCODER or embeds:
         load_encoder(settings.encoder)
-    choose("queries", queries, list(QUERIES))
-    choose("output function", output, list(OBJECTIVES))
-    choose("grid", grid, list(GRIDS))
+    check_known("queries", queries, list(QUERIES))
+    check_known("output function", output, list(OBJECTIVES))
+    check_known("grid", grid, list(GRIDS))
     if damping not in (CHOSEN, BEST):
         Damping.parse(damping)
 

@@ -21,7 +21,7 @@ from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import moved
-from dtrak.models.memory import fitting, total_memory
+from dtrak.models.memory import copies_that_fit, total_memory
 from dtrak.noise import gaussian
 
 # On a CPU, larger passes are no faster, and fall out of the caches.
@@ -30,7 +30,7 @@ PASS_BYTES = 32 << 20
 
 def images_in_a_pass(bytes_each: int, device: torch.device, memory: int) -> int:
     """How many noised images go through the network at once."""
-    return max(1, PASS_BYTES // bytes_each) if device.type == "cpu" else fitting(bytes_each, memory)
+    return max(1, PASS_BYTES // bytes_each) if device.type == "cpu" else copies_that_fit(bytes_each, memory)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from dtrak.kernels.damping import Damping
 from dtrak.methods import chosen_methods, needed_by, split_methods
 from dtrak.models.autoencoder import pictures_in_a_pass
 from dtrak.models.layout import Layout
-from dtrak.models.memory import fitting, total_memory
+from dtrak.models.memory import copies_that_fit, total_memory
 from dtrak.models.sampling import BATCH
 from dtrak.runs.recipes import Recipe
 from dtrak.runs.run import Run
@@ -179,7 +179,7 @@ class Plan:
         train, (for_train, for_queries), copies = self.train, objectives, self.copies
         what = f"{train:,} + {queries:,} images × {copies:,} noised copies"
         rows = for_train * train + for_queries * queries
-        at_once = min(copies, fitting(self.layout.activations, self.device_memory))
+        at_once = min(copies, copies_that_fit(self.layout.activations, self.device_memory))
         memory = self.weights + at_once * self.layout.activations
         disk = rows * self.rows_of_each * self.features * FLOAT
         return PlannedStep(name, what, (train + queries) * copies, rows * copies, memory, disk)
@@ -260,7 +260,7 @@ def plan(recipe: Recipe, folder: Path, device: str = "cpu") -> Table:
 
 def _count(source: str, select: Selection | None, missing: list[str]) -> int:
     """How many images there are, or will be; what has to be brought first is added to what is missing."""
-    stated = None if select is None else select.stated
+    stated = None if select is None else select.known_count
     if stated is not None and source.startswith("hf:"):
         missing.append(f"{source} will be downloaded, unless it was before")
         return stated

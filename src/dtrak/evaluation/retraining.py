@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
 from dtrak.engines import Engine
-from dtrak.errors import DtrakError, UsageError, choose
+from dtrak.errors import DtrakError, UsageError, check_known
 from dtrak.evaluation.jobs import (
     Arrays,
     Outputs,
@@ -111,7 +111,7 @@ def make_benchmark(
     `queries` are "validation" and "generated" ones, or either. More subsets or seeds than before add to what is there.
     """
     for name in queries:
-        choose("queries", name, list(QUERIES))
+        check_known("queries", name, list(QUERIES))
     model = run.model().to(device)
     run.check_model_is_the_recipes(model)
     for images in queries.values():
@@ -206,7 +206,7 @@ def _stored(folder: Path) -> dict[str, Any]:
 def _of_training(recipe: Any) -> Any:
     """What models depend on, with the defaults of the fields that the recipe does not know yet."""
     try:
-        return Recipe.model_validate(recipe).of_training()
+        return Recipe.model_validate(recipe).training_fields()
     except ValidationError:
         return recipe
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from dtrak import report
-from dtrak.errors import DtrakError, UsageError, choose
+from dtrak.errors import DtrakError, UsageError, check_known
 from dtrak.explorer import responses
 from dtrak.explorer.catalog import Catalog, Entry
 from dtrak.explorer.exploration import Exploration, NotReadyError
@@ -118,7 +118,7 @@ class Explorer:
         query = request.query_params
         entries = self.exploration.train.found(query.get("search", ""), query.get("label", ""))
         sort = query.get("sort", "id")
-        choose("order", sort, ["id", "self", "total"])
+        check_known("order", sort, ["id", "self", "total"])
         if sort == "id":
             return JSONResponse(_page(entries, request))
         values = responses.influences(self.exploration, *self._asked(request), sort)
@@ -131,7 +131,7 @@ class Explorer:
     def queries(self, request: Request) -> Response:
         catalog, query = self.exploration.sets[self._set(request)], request.query_params
         entries, sort = catalog.found(query.get("search", "")), query.get("sort", "oldest")
-        choose("order", sort, ["oldest", "newest"])
+        check_known("order", sort, ["oldest", "newest"])
         return JSONResponse(_page(entries if sort == "oldest" else entries[::-1], request))
 
     def answer(self, request: Request) -> Response:
@@ -231,7 +231,7 @@ def _page(entries: list[Entry], request: Request) -> dict[str, Any]:
 
 
 def _named(kind: str, name: str, known: Mapping[str, Choice]) -> Choice:
-    choose(kind, name, list(known))
+    check_known(kind, name, list(known))
     return known[name]
 
 

@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import uvicorn
 
-from dtrak.ending import leave
 from dtrak.explorer.address import is_loopback
 from dtrak.explorer.app import Explorer
 from dtrak.explorer.exploration import Exploration
 from dtrak.explorer.guard import ANY
 from dtrak.explorer.protocol import PunctualProtocol
 from dtrak.printing import output
+from dtrak.sigterm import exit_now
 
 SECONDS_TO_END = 3
 
@@ -45,4 +45,4 @@ def serve(exploration: Exploration, host: str, listening: socket.socket, open_br
             uvicorn.Server(config).run(sockets=[listening])
     finally:
         if not exploration.questions.close():
-            leave(0)  # in the midst of a long computation
+            exit_now(0)  # in the midst of a long computation

@@ -12,7 +12,7 @@ from dtrak.features.store import FeatureStore, Manifest, fill
 from dtrak.images.images import Images
 from dtrak.models.autoencoder import Autoencoder, pictures_in_a_pass
 from dtrak.models.conditions import Condition
-from dtrak.models.text_encoders import AT_ONCE, TextEncoder
+from dtrak.models.text_encoders import TEXTS_AT_ONCE, TextEncoder
 from dtrak.noise import stable_hash
 from dtrak.progress import progress_bar
 
@@ -39,7 +39,9 @@ def embeddings_of(encoder: TextEncoder, texts: Sequence[str], folder: Path | Non
         return encoder([texts[row] for row in rows])[name]
 
     return {
-        name: computed_or_read(name, made_from, (len(texts), *value.shape[1:]), partial(embed, name), AT_ONCE, folder)
+        name: computed_or_read(
+            name, made_from, (len(texts), *value.shape[1:]), partial(embed, name), TEXTS_AT_ONCE, folder
+        )
         for name, value in encoder(texts[:1]).items()
     }
 

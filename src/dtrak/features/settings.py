@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from dtrak.errors import UsageError, choose
+from dtrak.errors import UsageError, check_known
 from dtrak.limits import check_number, shortened
 
 DEFAULT_ENCODER = "openai/clip-vit-base-patch32"
@@ -53,8 +53,8 @@ class FeatureSettings:
         from dtrak.gradients.projecting import PROJECTIONS
 
         PROJECTIONS.choose(self.projection_of(apart=False))
-        choose("noise", self.noise, ["shared", "per-image"])
-        choose("dtype", self.dtype, list(DTYPES))
+        check_known("noise", self.noise, ["shared", "per-image"])
+        check_known("dtype", self.dtype, list(DTYPES))
         for name in ("draws", "projection_dim", "batch_size"):
             if (value := getattr(self, name)) is not None or name != "batch_size":
                 check_number(name, value)

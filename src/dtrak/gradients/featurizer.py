@@ -24,7 +24,7 @@ from dtrak.gradients.objectives import get_objective
 from dtrak.gradients.projections import Projection
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
-from dtrak.models.memory import fitting, total_memory
+from dtrak.models.memory import copies_that_fit, total_memory
 from dtrak.noise import gaussian
 
 Id = str | int
@@ -84,7 +84,7 @@ class Featurizer:
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
         self._shared_noise = copies.noises(model.shape, None) if copies.noise == "shared" else None
         per_copy = activation_bytes(model, condition)
-        self.copies_at_once = fitting(per_copy, total_memory(model.device))
+        self.copies_at_once = copies_that_fit(per_copy, total_memory(model.device))
         self.batch_size = self._choose_batch_size(per_copy, batch_size)
         self.follows_layers = self.batch_size > 1 or apart or projection.has_shortcuts
         if self.follows_layers and not can_share_a_pass(model, set(parameters), condition):

@@ -1,4 +1,4 @@
-"""Images: an ordered set with stable ids, read lazily, whose columns (label, caption, artist, …) travel along."""
+"""An ordered set of images with stable ids and columns (label, caption, artist, …); pixels are read when needed."""
 
 import json
 import os
@@ -14,19 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError, UsageError
-from dtrak.images.pictures import Picture, common_shape, naming, regular
+from dtrak.images.pictures import Picture, common_shape, file_errors, regular
 from dtrak.images.selection import Selection
 from dtrak.images.sources import check_header, described, find_source, widened
 
 if TYPE_CHECKING:
     import torch
 
-INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")  # 007 is a name, and so is what int64 cannot hold
+INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")  # 007 is read as text, and so is a number too large for int64
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """An ordered set of images with stable ids; columns (label, caption, artist, …) travel along."""
+    """An ordered set of images with stable ids and columns (label, caption, artist, …), one value per image."""
 
     source: str  # what the user typed
     ids: NDArray[Any]  # [N] int64 or str
@@ -40,43 +40,43 @@ class Images:
         return len(self.ids)
 
     def pixels(self, indices: Sequence[int] | NDArray[Any]) -> NDArray[np.uint8]:
-        """[B, H, W, C], read from the source now."""
+        """Read the pixels [B, H, W, C] of some images from the source."""
         channels, height, width = self.shape
         pictures: list[Picture] = self._pictures[list(indices)].tolist()
         pixels = np.empty((len(pictures), height, width, channels), dtype=np.uint8)
         for target, picture in zip(pixels, pictures, strict=True):
             found = picture.pixels(channels, self._crop, self._size)
             if found.shape != target.shape:
-                raise DtrakError(f"cannot read {picture.name}: its pixels are not of the size that its header gave")
+                raise DtrakError(f"cannot read {picture.name}: its pixels do not have the size that its header gives")
             target[:] = found
         return pixels
 
     def tensor(self, indices: Sequence[int] | NDArray[Any]) -> "torch.Tensor":
-        """float32 [B, C, H, W] in [-1, 1]."""
+        """Read some images as float32 [B, C, H, W] in [-1, 1]."""
         import torch
 
         return torch.from_numpy(self.pixels(indices)).permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
 
     def select(self, indices: Sequence[int] | NDArray[Any]) -> "Images":
-        """The subset [B] in the given order; nothing is read."""
+        """Return a subset of B images in the given order; no pixels are read."""
         chosen = list(indices)
         columns = {name: column[chosen] for name, column in self.columns.items()}
         return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen])
 
     def first(self, count: int | None) -> "Images":
-        """The first so many, or as many as there are."""
+        """Return the first `count` images; all of them if there are fewer, or if `count` is None."""
         return self.select(range(len(self))[:count])
 
     def in_memory(self) -> "Images":
-        """The same images, read, cropped and resized once: they can be sent to where their files are not."""
+        """Return the same images with their final pixels in memory, for machines that do not have their files."""
         pixels = self.pixels(range(len(self)))
-        pictures = [Picture(f"{self.source}, image {id_}", one) for id_, one in zip(self.ids, pixels, strict=True)]
+        pictures = [Picture(f"{self.source}, image {id_}", array) for id_, array in zip(self.ids, pixels, strict=True)]
         return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_), _crop=None, _size=None)
 
     def positions(self, ids: Sequence[Any] | NDArray[Any], what: str) -> NDArray[np.int64]:
-        """[B], where each of `ids` is in this set; `what` tells in an error whose ids these are."""
+        """Return the positions [B] of `ids` in this set; an error says with `what` where the ids come from."""
         # Compared as text: ids come from files and command lines, where 5 and "5" are the same.
-        position_of = {str(own): position for position, own in enumerate(self.ids)}
+        position_of = {str(id_): position for position, id_ in enumerate(self.ids)}
         positions: dict[str, int] = {}
         for name in map(str, ids):
             if name not in position_of:
@@ -89,11 +89,11 @@ class Images:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits over ids, shape, transformation and content, wherever the files lie."""
-        recipe = json.dumps([self.ids.tolist(), self.shape, self._crop, self._size])
-        digest = blake2b(recipe.encode(), digest_size=8)
+        """16 hexadecimal digits that depend on ids, shape, transformation and content, but not on the files' paths."""
+        settings = json.dumps([self.ids.tolist(), self.shape, self._crop, self._size])
+        digest = blake2b(settings.encode(), digest_size=8)
         for picture in self._pictures:
-            with naming(picture.name, DtrakError):
+            with file_errors(picture.name, DtrakError):
                 digest.update(blake2b(picture.stored()).digest())
         return digest.hexdigest()
 
@@ -106,9 +106,9 @@ def load_images(
     channels: int | None = None,
     select: Selection | None = None,
 ) -> Images:
-    """The images of `source`: cropped to `crop` pixels, then resized to `size`, with 1 or 3 `channels`.
+    """Load the images of `source`, cropped to `crop` pixels, then resized to `size`, with 1 or 3 `channels`.
 
-    With `select`, only some of them (see `dtrak.selection`); the others are not even opened.
+    With `select`, load only some of them (see `dtrak.images.selection`); the others are not opened.
     """
     for option, side in (("size", size), ("crop", crop)):
         if side is not None and side < 1:
@@ -123,11 +123,11 @@ def load_images(
 
 
 def read_ids(path: str) -> NDArray[Any]:
-    """[B] int64 or str, from an .npy array or the lines of a .txt file."""
+    """Read ids, [B] int64 or str, from an .npy array or from the lines of a .txt file."""
     extension = Path(path).suffix.lower()
     if extension not in (".npy", ".txt"):
         raise UsageError(f"cannot read ids from {path!r}: give an .npy or a .txt file")
-    with naming(path, UsageError), open(regular(Path(path)), "rb") as file:
+    with file_errors(path, UsageError), open(regular(Path(path)), "rb") as file:
         if extension == ".npy":
             check_header(file, os.path.getsize(path))
             ids = np.lib.format.read_array(file, allow_pickle=False)
@@ -136,8 +136,8 @@ def read_ids(path: str) -> NDArray[Any]:
             ids = np.array([int(line) for line in lines] if all(map(INTEGER.fullmatch, lines)) else lines)
     if ids.ndim != 1 or ids.dtype.kind not in "iuU" or len(ids) == 0:
         raise UsageError(f"{path} holds {described(ids)}, but ids must be integers or strings [N], at least one")
-    for one in ids.tolist() if ids.dtype.kind == "U" else ():
+    for id_ in ids.tolist() if ids.dtype.kind == "U" else ():
         # A run keeps its ids as the lines of a file.
-        if one.splitlines() != [one] or one != one.strip() or one != one.encode(errors="ignore").decode():
-            raise UsageError(f"{path} holds the id {one!r}, but an id must be one line of text")
+        if id_.splitlines() != [id_] or id_ != id_.strip() or id_ != id_.encode(errors="ignore").decode():
+            raise UsageError(f"{path} holds the id {id_!r}, but an id must be one line of text")
     return widened(ids, path)

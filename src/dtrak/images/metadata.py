@@ -1,4 +1,4 @@
-"""What is said about images in a file beside them: metadata.jsonl or metadata.csv, as `datasets` has them."""
+"""Read the columns of images from a file beside them: metadata.jsonl or metadata.csv, in the format of `datasets`."""
 
 import csv
 import json
@@ -10,23 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import UsageError
-from dtrak.images.pictures import naming, regular
+from dtrak.images.pictures import file_errors, regular
 
 METADATA_FILES = ("metadata.csv", "metadata.jsonl")
-LONG = 1000  # characters; numpy gives every text of an array the room of the longest
-LARGEST = 2**63 - 1  # of int64
+LONGEST_TEXT = 1000  # characters; numpy gives every text of an array as much memory as the longest
+LARGEST_INT64 = 2**63 - 1
 
 
-def described_by(images: Sequence[Path], metadata: Sequence[Path]) -> dict[str, NDArray[Any]]:
-    """What the `metadata` files say about `images` [N]: columns [N], None where an image's row lacks the key."""
+def metadata_columns(images: Sequence[Path], metadata: Sequence[Path]) -> dict[str, NDArray[Any]]:
+    """Read the columns [N] of `images` [N] from the `metadata` files; None where an image's row lacks the key."""
     known, row_of = set(images), dict[Path, dict[str, Any]]()
     for file in metadata:
         for row in _rows(file):
             name = row.pop("file_name", None)
+            if name is None:
+                raise UsageError(f"{file}: a row has no file_name")
             image = file.parent / str(name)
-            if name is None or image not in known:
-                there = "a row has no file_name: " if name is None else f"it names {name!r}, but "
-                raise UsageError(f"{file}: {there}there is no such image")
+            if image not in known:
+                raise UsageError(f"{file}: it names {name!r}, but there is no such image")
             if image in row_of:
                 raise UsageError(f"{file}: {image} has two rows")
             row_of[image] = row
@@ -38,26 +39,26 @@ def described_by(images: Sequence[Path], metadata: Sequence[Path]) -> dict[str, 
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    with naming(str(file), UsageError), open(regular(file), encoding="utf-8-sig", newline="") as lines:
+    with file_errors(str(file), UsageError), open(regular(file), encoding="utf-8-sig", newline="") as lines:
         if file.suffix == ".csv":
             return table_rows(lines)
         return [_json_object(line, number) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _json_object(line: str, number: int) -> dict[str, Any]:
-    """A line of JSON, which must not be read in two ways."""
+    """Read a line of JSON; refuse what JSON readers would understand in different ways."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)
         if len(content) < len(pairs):
-            raise ValueError("a key is there twice")
+            raise ValueError("a key appears twice")
         return content
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON: write null")
 
     try:
-        row = json.loads(line, object_pairs_hook=once, parse_constant=refuse)
+        row = json.loads(line, object_pairs_hook=unique, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from error
     if not isinstance(row, dict):
@@ -66,25 +67,27 @@ def _json_object(line: str, number: int) -> dict[str, Any]:
 
 
 def table_rows(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """The rows of a .csv file, each with as many cells as there are columns."""
+    """Read the rows of a .csv file; refuse a row that does not have one cell for every column."""
     reader = csv.DictReader(lines, strict=True)
     names = list(reader.fieldnames or [])
     if len(set(names)) < len(names):
-        raise ValueError("a column is there twice")
+        raise ValueError("a column appears twice")
     rows = []
     for row in reader:
         if None in row or None in row.values():
-            which = f"line {reader.line_num}, {row[names[0]]!r},"
-            raise ValueError(f"{which} has {'more' if None in row else 'fewer'} cells than columns")
+            where = f"line {reader.line_num}, {row[names[0]]!r},"
+            raise ValueError(f"{where} has {'more' if None in row else 'fewer'} cells than columns")
         rows.append(row)
     return rows
 
 
 def column_of(values: Sequence[Any]) -> NDArray[Any]:
-    """[N]: of numbers or text where all are of that kind and have the room, else of objects."""
+    """Return values as an array [N]: of numbers or of text if all values are such and fit, else of objects."""
     kinds = set(map(type, values))
     uniform = kinds <= {int, float} or kinds in ({str}, {bool})
     fits = all(
-        len(one) <= LONG if isinstance(one, str) else abs(one) <= LARGEST for one in values if type(one) in (str, int)
+        len(value) <= LONGEST_TEXT if isinstance(value, str) else abs(value) <= LARGEST_INT64
+        for value in values
+        if type(value) in (str, int)
     )
     return np.array(values) if uniform and fits else np.fromiter(values, dtype=np.object_)

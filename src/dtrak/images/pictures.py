@@ -1,4 +1,4 @@
-"""One image where it lies, read when its pixels are asked for: in a file, in an array, or in a data set's row."""
+"""Single images in files, arrays or rows of data sets; pixels are read when they are needed."""
 
 import os
 import stat
@@ -20,33 +20,34 @@ SIDEWAYS = (5, 6, 7, 8)  # the EXIF orientations that swap width and height
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One image where it lies: in a file, in an array [H, W, C], or in the bytes that a call gives."""
+    """One image: in a file, in an array [H, W, C], or in the bytes that a function returns."""
 
-    name: str  # what an error message calls it
+    name: str  # for error messages
     place: Path | NDArray[np.uint8] | Callable[[], bytes]
 
     def stored(self) -> bytes:
+        """Return the bytes as they are stored, for a fingerprint."""
         if isinstance(self.place, Path):
             return regular(self.place).read_bytes()
         return self.place.tobytes() if isinstance(self.place, np.ndarray) else self.place()
 
     def open(self) -> Image.Image:
-        """The image with its header read and its pixels not yet decoded."""
+        """Open the image: its header is read, its pixels are not yet decoded."""
         if isinstance(self.place, np.ndarray):
             return _from_array(self.place)
         return Image.open(regular(self.place) if isinstance(self.place, Path) else BytesIO(self.place()))
 
     def pixels(self, channels: int, crop: int | None, size: int | None) -> NDArray[np.uint8]:
-        """[H, W, C], decoded, upright, cropped and resized."""
+        """Decode the pixels [H, W, C], upright, cropped and resized."""
         if isinstance(self.place, np.ndarray) and crop is None and size is None and self.place.shape[-1] == channels:
             return self.place
-        with naming(self.name, DtrakError), self.open() as image:
+        with file_errors(self.name, DtrakError), self.open() as image:
             return transformed(image, channels, crop, size)
 
     def header(self) -> tuple[str, tuple[int, int]]:
-        """Pillow's mode, and the (width, height) that the image has when upright."""
-        with naming(self.name, UsageError), self.open() as image:
-            # The base class stays within the header, where PNG's own getexif decodes all; TIFF's size is upright.
+        """Return Pillow's mode, and the (width, height) of the upright image."""
+        with file_errors(self.name, UsageError), self.open() as image:
+            # The base class reads only the header; PNG's getexif decodes all pixels. The size of a TIFF is upright.
             orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
             sideways = orientation in SIDEWAYS and image.format != "TIFF"
             return image.mode, (image.height, image.width) if sideways else image.size
@@ -55,14 +56,14 @@ class Picture:
 def common_shape(
     pictures: Sequence[Picture], size: int | None, crop: int | None, channels: int | None
 ) -> tuple[int, int, int]:
-    """(C, H, W) of all `pictures` once they are transformed; refuses those that do not fit."""
+    """Return the shape (C, H, W) that all `pictures` have after `transformed`; refuse pictures that do not fit."""
     headers = [picture.header() for picture in pictures]
     first_size = headers[0][1]
     for picture, (mode, (width, height)) in zip(pictures, headers, strict=True):
         if mode in ("I", "F"):
             raise UsageError(f"{picture.name} has 32 bits per pixel: convert it to 8 or 16")
         if channels == 1 and mode not in GREY_MODES:
-            raise UsageError(f"{picture.name} is in colour, where grey images are wanted")
+            raise UsageError(f"{picture.name} is in colour, but the images must be grey")
         if crop is not None and min(width, height) < crop:
             raise UsageError(f"{picture.name} is {width}x{height} pixels, too small for a crop of {crop}")
         if size is None and crop is None and (width, height) != first_size:
@@ -73,13 +74,13 @@ def common_shape(
 
 
 def transformed(image: Image.Image, channels: int, crop: int | None, size: int | None) -> NDArray[np.uint8]:
-    """[H, W, C]: upright, of so many channels, cropped, resized."""
+    """Return the pixels [H, W, C] of an image, upright, with `channels` channels, cropped and resized."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
-        # Pillow would clip at 255 what has to be scaled.
+        # Pillow would clip 16-bit values at 255 instead of scaling them.
         image = Image.fromarray(np.round(np.asarray(image) / 257).astype(np.uint8))
     if image.mode == "P":
-        # Pillow warns of palettes with transparency unless they pass through RGBA.
+        # Pillow warns about palettes with transparency unless they are converted to RGBA first.
         image = image.convert("RGBA")
     image = image.convert("L" if channels == 1 else "RGB")
     if crop is not None:
@@ -90,47 +91,48 @@ def transformed(image: Image.Image, channels: int, crop: int | None, size: int |
 
 
 def _centre(image: Image.Image, side: int) -> Image.Image:
+    """Cut the central square out of an image."""
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return image.crop((left, top, left + side, top + side))
 
 
 def _from_array(pixels: NDArray[np.uint8]) -> Image.Image:
-    """From [H, W, 1] or [H, W, 3]."""
+    """Make an image from pixels [H, W, 1] or [H, W, 3]."""
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """The PNG file of [H, W, C], grey or RGB."""
+    """Return the content of a PNG file of pixels [H, W, C], grey or RGB."""
     buffer = BytesIO()
     _from_array(pixels).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
 def is_whole(path: Path, shape: tuple[int, int, int]) -> bool:
-    """Whether a file is a picture of `shape` (C, H, W) that can be decoded to its end."""
+    """Tell whether a file is an undamaged picture of `shape` (C, H, W)."""
     channels, height, width = shape
     picture = Picture(str(path), path)
     try:
-        with naming(picture.name, DtrakError), picture.open() as image:
-            image.verify()  # checksums, up to the end of the file; pixels have to be read by themselves
+        with file_errors(picture.name, DtrakError), picture.open() as image:
+            image.verify()  # it checks the checksums; the pixels are decoded below
         return picture.pixels(channels, None, None).shape == (height, width, channels)
     except DtrakError:
         return False
 
 
 def regular(path: Path) -> Path:
-    """The path of an ordinary file; nothing else is opened, as pipes and devices might never end."""
+    """Return the path of an ordinary file; refuse pipes and devices, which might never end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError("it is a folder" if path.is_dir() else "it is a pipe or a device, not a file")
     return path
 
 
 @contextmanager
-def naming(name: str, kind: type[DtrakError]) -> Iterator[None]:
-    """Turn whatever goes wrong with a file into one line that names it."""
+def file_errors(name: str, kind: type[DtrakError]) -> Iterator[None]:
+    """Turn any error of reading a file into an error of `kind` with one line that names the file."""
     try:
         yield
-    except Exception as error:  # on damaged data each decoder raises its own kinds
+    except Exception as error:  # each decoder raises its own errors on damaged data
         not_an_image = isinstance(error, UnidentifiedImageError) and "it is not an image"
         reason = not_an_image or getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise kind(f"cannot read {name}: {reason}") from error

@@ -1,7 +1,7 @@
-"""Some of a source's images: of certain classes only, and of them so many, drawn by a seed.
+"""Select some of a source's images: certain classes, and a number of images drawn at random with a seed.
 
-A `count` is drawn with scikit-learn's `train_test_split`, the same share of every class, as the paper's authors drew
-theirs: with their seed, 42, these are their images in their order.
+A `count` is drawn with scikit-learn's `train_test_split`, the same share of every class, as the paper's authors did.
+With their seed, 42, this gives their images in their order.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Rows = NDArray[np.int64]
 
 
 class Selection(Section):
-    """Some of a source's images: of these classes only, and of them so many, drawn by a seed."""
+    """Which of a source's images are selected: certain classes, and a number of images drawn with a seed."""
 
     classes: Annotated[list[str], Field(min_length=1)] | None = None  # by the column `label`; all if None
     count: Positive | None = None  # in all, the same share of every class
@@ -26,8 +26,8 @@ class Selection(Section):
     seed: Seed = 0
 
     @property
-    def stated(self) -> int | None:
-        """How many images that is, where it can be said without looking."""
+    def known_count(self) -> int | None:
+        """The number of selected images, or None if it depends on the source."""
         if self.per_class is not None and self.classes is not None:
             return self.per_class * len(self.classes)
         return self.count
@@ -40,24 +40,24 @@ class Selection(Section):
 
 
 def chosen_rows(labels: NDArray[np.generic] | None, total: int, selection: Selection, source: str) -> Rows:
-    """The rows of the chosen images, [B], in the order in which they were drawn; of all of them, in the source's.
+    """Return the rows [B] of the selected images, in the order in which they were drawn, else in the source's order.
 
     `labels` [total] are the classes of the images, if they have any.
     """
     rows, named = np.arange(total), None if labels is None else labels.astype(str)
     if selection.classes is not None:
-        rows = _of_classes(named, selection.classes, source)
+        rows = _rows_of_classes(named, selection.classes, source)
     if selection.per_class is not None:
-        return _of_each(rows, named, selection.per_class, selection.seed, source)
+        return _draw_per_class(rows, named, selection.per_class, selection.seed, source)
     count = len(rows) if selection.count is None else selection.count
     if count > len(rows):
         raise UsageError(f"{source} has {len(rows):,} images to select from, but select.count is {count:,}")
-    return rows if count == len(rows) else _in_all(rows, named, count, selection.seed, source)
+    return rows if count == len(rows) else _draw_count(rows, named, count, selection.seed, source)
 
 
-def _of_classes(labels: NDArray[np.str_] | None, classes: Sequence[str], source: str) -> Rows:
+def _rows_of_classes(labels: NDArray[np.str_] | None, classes: Sequence[str], source: str) -> Rows:
     if labels is None:
-        raise UsageError(f"{source} says nothing of its images' classes, by which select.classes would choose")
+        raise UsageError(f"{source} has no labels, but select.classes selects by label")
     known = sorted(set(labels.tolist()))
     for name in classes:
         if name not in known:
@@ -65,20 +65,20 @@ def _of_classes(labels: NDArray[np.str_] | None, classes: Sequence[str], source:
     return np.flatnonzero(np.isin(labels, classes))
 
 
-def _in_all(rows: Rows, labels: NDArray[np.str_] | None, count: int, seed: int, source: str) -> Rows:
+def _draw_count(rows: Rows, labels: NDArray[np.str_] | None, count: int, seed: int, source: str) -> Rows:
     from sklearn.model_selection import train_test_split  # slow to load
 
     classes = None if labels is None else labels[rows]
     try:
         drawn, _ = train_test_split(rows, train_size=count, random_state=seed, stratify=classes)
-    except ValueError as error:  # a class too small to be divided
-        raise UsageError(f"{source}: select.count {count:,} takes no equal share of its classes: {error}") from None
+    except ValueError as error:  # a class is too small to be divided
+        raise UsageError(f"{source}: select.count {count:,}: no equal share of every class: {error}") from None
     return np.asarray(drawn)
 
 
-def _of_each(rows: Rows, labels: NDArray[np.str_] | None, count: int, seed: int, source: str) -> Rows:
+def _draw_per_class(rows: Rows, labels: NDArray[np.str_] | None, count: int, seed: int, source: str) -> Rows:
     if labels is None:
-        raise UsageError(f"{source} says nothing of its images' classes, of each of which select.per_class takes some")
+        raise UsageError(f"{source} has no labels, but select.per_class selects some images of each label")
     random, drawn = np.random.default_rng(seed), []
     for name in np.unique(labels[rows]):
         members = rows[labels[rows] == name]

@@ -1,7 +1,7 @@
-"""The places where images lie: built-in digits, .npz files, folders, single files, Hugging Face data sets, and CelebA
-and ArtBench-10 as they are published.
+"""The sources of images: built-in digits, .npz files, folders, single files, Hugging Face data sets, and the published
+CelebA and ArtBench-10.
 
-Adding one is a function that returns what it `Found`, and a line in `_find`.
+To add one, write a function that returns `FoundImages`, and add a line to `_find`.
 """
 
 import math
@@ -16,36 +16,38 @@ from typing import IO, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.errors import UsageError, choose
-from dtrak.images.metadata import LARGEST, METADATA_FILES, column_of, described_by, table_rows
-from dtrak.images.pictures import Picture, naming, regular
+from dtrak.errors import UsageError, check_known
+from dtrak.images.metadata import LARGEST_INT64, METADATA_FILES, column_of, metadata_columns, table_rows
+from dtrak.images.pictures import Picture, file_errors, regular
 from dtrak.images.selection import Selection, chosen_rows
 from dtrak.progress import say
 
 IMAGE_EXTENSIONS = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
-TOLD = ("prompt", "caption", "text", "seed")  # keys of an .npz file that change what a model is told or draws
-CELEBA_SPLITS = {"train": "0", "validation": "1", "test": "2"}  # as list_eval_partition.txt has them
+PROMPT_OR_SEED = ("prompt", "caption", "text", "seed")  # keys of an .npz file that a model's prompts or noise come from
+CELEBA_SPLITS = {"train": "0", "validation": "1", "test": "2"}  # the numbers in list_eval_partition.txt
 ARTBENCH_SPLITS = ["train", "test"]
 
 
-class Found(NamedTuple):
+class FoundImages(NamedTuple):
+    """The images of a source; none of them is opened yet."""
+
     ids: NDArray[Any]  # [N] int64 or str
     columns: Mapping[str, NDArray[Any]]  # each [N]
     pictures: list[Picture]  # [N]
 
 
-def find_source(source: str, select: Selection | None = None) -> Found:
-    """The images of a source, or those that are selected from it; none of them is opened."""
+def find_source(source: str, select: Selection | None = None) -> FoundImages:
+    """Find the images of a source, or those that are selected from it, without opening them."""
     found = _find(source)
     if select is None:
         return found
     rows = chosen_rows(found.columns.get("label"), len(found.pictures), select, source)
     columns = {name: column[rows] for name, column in found.columns.items()}
-    return Found(found.ids[rows], columns, [found.pictures[row] for row in rows])
+    return FoundImages(found.ids[rows], columns, [found.pictures[row] for row in rows])
 
 
-def _find(source: str) -> Found:
+def _find(source: str) -> FoundImages:
     if source.startswith("digits:"):
         return _digits(source)
     if source.startswith("hf:"):
@@ -59,25 +61,25 @@ def _find(source: str) -> Found:
     if os.path.isfile(source) and source.lower().endswith(".npz"):
         return _npz(source)
     if os.path.isfile(source):
-        return Found(np.array([Path(source).name]), {}, [Picture(source, Path(source))])
+        return FoundImages(np.array([Path(source).name]), {}, [Picture(source, Path(source))])
     raise UsageError(
         f"no images at {source!r}: give digits:train, digits:validation, a folder, an .npz file, hf:name:split, "
         "celeba:folder:split or artbench:folder:split"
     )
 
 
-def _digits(source: str) -> Found:
+def _digits(source: str) -> FoundImages:
     from sklearn.datasets import load_digits
 
-    choose("source", source, ["digits:train", "digits:validation"])
+    check_known("source", source, ["digits:train", "digits:validation"])
     values, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(values))
     rows = order[:1000] if source == "digits:train" else order[1000:]
     pixels = np.round(values[rows] * 255 / 16).astype(np.uint8).reshape(-1, 8, 8, 1)
-    return Found(np.arange(len(rows)), {"label": labels[rows]}, _in_array(source, pixels))
+    return FoundImages(np.arange(len(rows)), {"label": labels[rows]}, _array_pictures(source, pixels))
 
 
-def _npz(path: str) -> Found:
+def _npz(path: str) -> FoundImages:
     arrays = _npz_arrays(path)
 
     def refuse(key: str, right: str) -> NoReturn:
@@ -104,7 +106,7 @@ def _npz(path: str) -> Found:
 
     reserved = ("images", "ids", "labels", "label_names")
     columns = {key: a for key, a in arrays.items() if key not in reserved and a is not None and a.shape == ids.shape}
-    for key in TOLD:
+    for key in PROMPT_OR_SEED:
         if key in arrays and (key not in columns or columns[key].dtype.kind not in "iufU"):
             refuse(key, f"text or numbers [{len(pixels)}]")
     if "labels" in arrays:
@@ -117,16 +119,16 @@ def _npz(path: str) -> Found:
             if labels.dtype.kind != "i" or not np.isin(labels, np.arange(len(names))).all():
                 refuse("labels", f"integers from 0 to {len(names) - 1}, as there are {len(names)} label_names")
             columns["label"] = names[labels]
-    return Found(ids, columns, _in_array(path, pixels))
+    return FoundImages(ids, columns, _array_pictures(path, pixels))
 
 
 def _npz_arrays(path: str) -> dict[str, NDArray[Any] | None]:
-    """The file's arrays by key, with None for what is none or needs pickle, which could run foreign code."""
+    """Read the arrays by key; None for what is not an array, or needs pickle, which could run foreign code."""
     if not zipfile.is_zipfile(path):
         raise UsageError(f"{path} is not an .npz file, or it is damaged")
     arrays: dict[str, NDArray[Any] | None] = {}
-    with naming(path, UsageError), np.load(path, allow_pickle=False) as archive:
-        sizes = {one.filename.removesuffix(".npy"): one.file_size for one in archive.zip.infolist()}
+    with file_errors(path, UsageError), np.load(path, allow_pickle=False) as archive:
+        sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.zip.infolist()}
         if sum(sizes.values()) > _memory():
             raise ValueError(f"its arrays take {sum(sizes.values()):,} bytes, which is more memory than there is")
         for key in archive.files:
@@ -144,9 +146,9 @@ def _npz_arrays(path: str) -> dict[str, NDArray[Any] | None]:
 
 
 def check_header(file: IO[bytes], size: int) -> None:
-    """Refuse an .npy file of `size` bytes whose header promises another array than follows; reads the header again.
+    """Refuse an .npy file of `size` bytes whose header does not fit the number of bytes after it.
 
-    numpy would take the memory for what is promised before it looks.
+    numpy would allocate the memory that the header promises before it reads the data. The file is rewound.
     """
     start = file.tell()
     version = np.lib.format.read_magic(file)
@@ -159,11 +161,15 @@ def check_header(file: IO[bytes], size: int) -> None:
 
 
 def _memory() -> int:
+    """Return the bytes of memory that this machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _folder(folder: Path) -> Found:
-    """The imagefolder layout. Not read by `datasets`, which takes class folders called train or test for splits."""
+def _folder(folder: Path) -> FoundImages:
+    """Find the images of a folder in the imagefolder layout.
+
+    `datasets` is not used here, as it takes class folders called train or test for splits.
+    """
     files = {file: file.relative_to(folder).as_posix() for file in _visible_files(folder)}
     images = sorted((file for file in files if file.suffix.lower() in IMAGE_EXTENSIONS), key=files.__getitem__)
     if not images:
@@ -171,22 +177,24 @@ def _folder(folder: Path) -> Found:
     metadata = sorted(file for file in files if file.name in METADATA_FILES)
     columns: dict[str, NDArray[Any]] = {}
     if metadata:
-        columns = described_by(images, metadata)
+        columns = metadata_columns(images, metadata)
     elif all(file.parent != folder for file in images):
         columns["label"] = np.array([file.parent.name for file in images])
-    return Found(np.array([files[file] for file in images]), columns, [Picture(str(file), file) for file in images])
+    return FoundImages(
+        np.array([files[file] for file in images]), columns, [Picture(str(file), file) for file in images]
+    )
 
 
 def _visible_files(folder: Path) -> Iterator[Path]:
-    """All files but hidden ones. Each folder is looked into once, however many links lead to it.
+    """List all files that are not hidden. Each folder is searched once, even if several links lead to it.
 
-    Links to folders come last, so that what lies in the folder itself has its own name. Those that lead back to a
-    folder around them are loops, and left out.
+    Links to folders are followed last, so that files inside the folder itself are listed under their own names. A link
+    to a folder that contains it would be a loop, and is left out.
     """
     waiting, seen = [folder], set[str]()
     for place in waiting:
         if os.path.realpath(place) in seen:
-            say(f"Left out: {place} is a link to a folder whose images are there already")
+            say(f"Left out: {place} is a link to a folder whose images are included already")
             continue
         for parent, folders, files in os.walk(place, onerror=_refuse):
             here = os.path.realpath(parent)
@@ -194,15 +202,14 @@ def _visible_files(folder: Path) -> Iterator[Path]:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             links = [Path(parent, name) for name in folders if os.path.islink(os.path.join(parent, name))]
             for link in links:
-                around = Path(here).is_relative_to(os.path.realpath(link))
-                if around:
-                    say(f"Left out: {link} is a link to a folder around it")
+                if Path(here).is_relative_to(os.path.realpath(link)):
+                    say(f"Left out: {link} is a link to a folder that contains it")
                 else:
                     waiting.append(link)
             folders[:] = [name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen]
             for name in METADATA_FILES:
                 if name in folders:
-                    raise UsageError(f"{Path(parent, name)} is a folder, where a file that describes images is wanted")
+                    raise UsageError(f"{Path(parent, name)} is a folder, but must be a file that describes images")
             yield from (Path(parent, name) for name in files if not name.startswith("."))
 
 
@@ -210,13 +217,13 @@ def _refuse(error: OSError) -> NoReturn:
     raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
-def _hugging_face(source: str) -> Found:
+def _hugging_face(source: str) -> FoundImages:
     import datasets
 
     name, _, split = source.removeprefix("hf:").rpartition(":")
     if not name or not split:
         raise UsageError(f"{source!r} does not say which images: give hf:name:split")
-    with naming(source, UsageError):
+    with file_errors(source, UsageError):
         dataset = datasets.load_dataset(name, split=split)
     images = [column for column, feature in dataset.features.items() if isinstance(feature, datasets.Image)]
     if not images:
@@ -234,18 +241,18 @@ def _hugging_face(source: str) -> Found:
     for column, values in dataset.remove_columns(images)[:].items():
         feature = dataset.features[column]
         if isinstance(feature, datasets.ClassLabel):
-            # Test splits without labels have -1 or nothing.
+            # Test splits without labels have -1 or None.
             values = [None if value is None or value < 0 else feature.names[value] for value in values]
         columns[column] = column_of(values)
     pictures = [Picture(f"{source}, row {row}", partial(read, row)) for row in range(len(dataset))]
-    return Found(np.arange(len(dataset)), columns, pictures)
+    return FoundImages(np.arange(len(dataset)), columns, pictures)
 
 
-def _celeba(source: str) -> Found:
-    """img_align_celeba/ beside list_eval_partition.txt, whose lines are `000001.jpg 0`."""
+def _celeba(source: str) -> FoundImages:
+    """Find the images in img_align_celeba/, with the split of each in list_eval_partition.txt: `000001.jpg 0`."""
     folder, split = _folder_and_split(source, list(CELEBA_SPLITS))
-    table = _published(folder / "list_eval_partition.txt", "CelebA", "mmlab.ie.cuhk.edu.hk/projects/CelebA.html")
-    with naming(str(table), UsageError):
+    table = _published_list(folder / "list_eval_partition.txt", "CelebA", "mmlab.ie.cuhk.edu.hk/projects/CelebA.html")
+    with file_errors(str(table), UsageError):
         rows = [line.split() for line in table.read_text().splitlines() if line.strip()]
         for number, row in enumerate(rows, 1):
             if len(row) != 2 or row[1] not in CELEBA_SPLITS.values():
@@ -253,14 +260,14 @@ def _celeba(source: str) -> Found:
         names = [name for name, number in rows if number == CELEBA_SPLITS[split]]
         _check_names(names)
     images = [folder / "img_align_celeba" / name for name in names]
-    return Found(np.array(names), {}, [Picture(str(image), image) for image in images])
+    return FoundImages(np.array(names), {}, [Picture(str(image), image) for image in images])
 
 
-def _artbench(source: str) -> Found:
-    """The 256×256 imagefolder, split or not, beside ArtBench-10.csv, which says the style and the artist of each."""
+def _artbench(source: str) -> FoundImages:
+    """Find the images in the 256×256 imagefolder, split or not; ArtBench-10.csv gives style and artist of each."""
     folder, split = _folder_and_split(source, ARTBENCH_SPLITS)
-    table = _published(folder / "ArtBench-10.csv", "ArtBench-10", "github.com/liaopeiyuan/artbench")
-    with naming(str(table), UsageError), open(table, encoding="utf-8-sig", newline="") as lines:
+    table = _published_list(folder / "ArtBench-10.csv", "ArtBench-10", "github.com/liaopeiyuan/artbench")
+    with file_errors(str(table), UsageError), open(table, encoding="utf-8-sig", newline="") as lines:
         rows = [row for row in table_rows(lines) if _cell(row, "split") == split]
         columns = {name: np.array([_cell(row, name) for row in rows]) for name in ("label", "artist")}
         names = [f"{row['label']}/{_cell(row, 'name')}" for row in rows]
@@ -269,11 +276,11 @@ def _artbench(source: str) -> Found:
     home = next((place for place in places if place.is_dir()), None)
     if home is None:
         raise UsageError(f"{source}: the images themselves are missing: there is neither {places[0]} nor {places[1]}")
-    return Found(np.array(names), columns, [Picture(str(home / name), home / name) for name in names])
+    return FoundImages(np.array(names), columns, [Picture(str(home / name), home / name) for name in names])
 
 
 def _folder_and_split(source: str, splits: list[str]) -> tuple[Path, str]:
-    """data/celeba and train, of celeba:data/celeba:train."""
+    """Divide celeba:data/celeba:train into data/celeba and train."""
     kind, _, rest = source.partition(":")
     folder, _, split = rest.rpartition(":")
     if not folder or split not in splits:
@@ -281,21 +288,22 @@ def _folder_and_split(source: str, splits: list[str]) -> tuple[Path, str]:
     return Path(folder), split
 
 
-def _published(table: Path, what: str, where: str) -> Path:
-    """The list of a published data set's images; without it, says where it is to be had."""
+def _published_list(table: Path, what: str, where: str) -> Path:
+    """Return the list of a published data set's images; if it is missing, say where the data set is published."""
     if not os.path.isfile(table):
         raise UsageError(f"no {what} in {table.parent}: {table.name} is missing; {what} is published at {where}")
     return table
 
 
 def _cell(row: Mapping[str, str], name: str) -> str:
+    """Return a cell of a table's row; refuse a table without the column."""
     if name not in row:
         raise ValueError(f"it has no column {name!r}, only {', '.join(row)}")
     return row[name]
 
 
 def _check_names(names: Sequence[str], depth: int = 1) -> None:
-    """Refuse names of a list that lead out of the folder of its images, `depth` levels deep, or come twice."""
+    """Refuse names that are not `depth` levels inside the folder of the images, or that appear twice."""
     for name in names:
         parts = name.split("/")
         if len(parts) != depth or any(part in ("", ".", "..") or "\0" in part for part in parts):
@@ -305,17 +313,18 @@ def _check_names(names: Sequence[str], depth: int = 1) -> None:
         raise ValueError(f"it names {name!r} more than once")
 
 
-def _in_array(source: str, pixels: NDArray[np.uint8]) -> list[Picture]:
-    """[N], from [N, H, W, C]."""
+def _array_pictures(source: str, pixels: NDArray[np.uint8]) -> list[Picture]:
+    """Make N pictures from an array [N, H, W, C]."""
     return [Picture(f"{source}, image {row}", picture) for row, picture in enumerate(pixels)]
 
 
 def widened(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """Integers as int64; `what` says in an error what these are."""
-    if array.dtype.kind == "u" and array.max(initial=0) > LARGEST:
+    """Return integers as int64, other arrays unchanged; an error says with `what` where the array comes from."""
+    if array.dtype.kind == "u" and array.max(initial=0) > LARGEST_INT64:
         raise UsageError(f"{what} holds {array.max()}, but integers must be below 2^63: give such ids as text")
     return array.astype(np.int64) if array.dtype.kind in "iu" else array
 
 
 def described(array: NDArray[Any] | None) -> str:
+    """Describe an array by its type and shape, for an error message."""
     return "no plain array (it would need pickle)" if array is None else f"{array.dtype} {list(array.shape)}"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.errors import DtrakError, UsageError, choose
+from dtrak.errors import DtrakError, UsageError, check_known
 from dtrak.images.images import Images, load_images
 
 QUERIES = {"validation": "losses.npy", "generated": "generated_losses.npy"}
@@ -58,7 +58,7 @@ class Benchmark:
         return masks
 
     def queries(self, kind: str) -> Images:
-        choose("queries", kind, list(QUERIES))
+        check_known("queries", kind, list(QUERIES))
         path = self.folder / f"{kind}.npz"
         if not path.exists():
             raise UsageError(f"{self.folder} has no {kind} queries: {path.name} is missing")
@@ -66,7 +66,7 @@ class Benchmark:
 
     def losses(self, kind: str, output: str = "simple") -> NDArray[np.float32]:
         """[M, S, Q]: the objective `output` of each query under each retrained model."""
-        choose("queries", kind, list(QUERIES))
+        check_known("queries", kind, list(QUERIES))
         name = losses_file(kind, output)
         losses = self._array(name)
         expected = (len(self.masks), len(self.queries(kind)))

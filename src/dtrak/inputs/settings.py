@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from dtrak.errors import UsageError, choose
+from dtrak.errors import UsageError, check_known
 from dtrak.features.settings import DEFAULT_ENCODER, FeatureSettings, Option
 from dtrak.limits import check_number
 
@@ -60,9 +60,9 @@ class Settings(FeatureSettings):
 
         super().__post_init__()
         Damping.parse(self.damping)
-        choose("kernel", self.kernel, ["pooled", "per-copy"])
-        choose("copies", self.copies, ["apart", "averaged"])
-        choose("length", self.length, ["unit", "own"])
+        check_known("kernel", self.kernel, ["pooled", "per-copy"])
+        check_known("copies", self.copies, ["apart", "averaged"])
+        check_known("length", self.length, ["unit", "own"])
         if self.kernel == "per-copy" and self.copies == "averaged":
             raise UsageError("kernel per-copy scores each copy on its own: it does not go with copies averaged")
         for name in ("checkpoint_count", "ensemble_size"):

@@ -1,19 +1,19 @@
-"""The models that can be attributed: one small interface over diffusers, which nothing else in the package knows."""
+"""The models that can be attributed: one small interface over diffusers, which no other part of the package imports."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtrak.errors import UsageError
-from dtrak.models.families import FAMILIES, ModelFamily, family_of, family_that_opens
+from dtrak.models.families import FAMILIES, family_of, family_that_opens
 
 if TYPE_CHECKING:
     from dtrak.models.diffusion import DiffusionModel
 
-__all__ = ["FAMILIES", "DiffusionModel", "ModelFamily", "family_of", "load_model", "new_model", "save_model"]
+__all__ = ["DiffusionModel", "load_model", "new_model", "save_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: diffusers takes seconds, for which no mistyped recipe should have to wait."""
+    """Import on first use: diffusers takes seconds to import, and a mistake in a recipe should be reported before."""
     if name == "DiffusionModel":
         from dtrak.models.diffusion import DiffusionModel
 
@@ -22,15 +22,15 @@ def __getattr__(name: str) -> Any:
 
 
 def new_model(settings: Any, shape: tuple[int, int, int], source: str) -> "DiffusionModel":
-    """The model of a recipe's section `model`, for images of `shape` (C, H, W).
+    """Make the model of a recipe's section `model`, for images of `shape` (C, H, W).
 
-    What is new of it is drawn from torch's global generator.
+    New weights are drawn from torch's global generator.
     """
     return family_of(settings).new(settings, shape, source)
 
 
 def save_model(model: "DiffusionModel", folder: Path) -> None:
-    """Write a folder that `load_model` and diffusers open: all of a model, or its LoRA."""
+    """Write a folder that `load_model` and diffusers open: the whole model, or its LoRA."""
     FAMILIES[model.family].save(model, folder)
 
 

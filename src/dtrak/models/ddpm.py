@@ -1,4 +1,4 @@
-"""Unconditional DDPM: diffusers' UNet2DModel and DDPMScheduler, in diffusers' own folder layout."""
+"""Unconditional DDPMs: diffusers' UNet2DModel and DDPMScheduler, in the folder layout of diffusers."""
 
 import json
 from inspect import signature
@@ -15,19 +15,19 @@ from dtrak.models.pipelines import (
     check_files,
     check_index,
     check_schedule,
-    naming_the_model,
+    load_errors,
     read_config,
     whole_weights,
 )
 
-# Where a folder has its network and its schedule; the oldest models on the hub have both at the top.
+# The folders of the network and of the schedule; the oldest models on the hub have both at the top.
 LAYOUTS = (("unet", "scheduler"), (".", "."))
 
-DROPOUT = 0.1  # the paper's, unless a recipe says otherwise
+DROPOUT = 0.1  # the paper's value, used unless a recipe gives another
 
 
 def new(unet: dict[str, Any], schedule: dict[str, Any], shape: tuple[int, int, int], source: str) -> DiffusionModel:
-    """A model for images of `shape` (C, H, W) with random weights, drawn from torch's global generator."""
+    """Make a model for images of `shape` (C, H, W) with random weights, drawn from torch's global generator."""
     if unknown := unet.keys() - signature(UNet2DModel).parameters.keys():
         raise UsageError(f"{source}: model.unet.{min(unknown)}: diffusers' UNet2DModel has no such setting")
     channels, height, width = shape
@@ -38,7 +38,7 @@ def new(unet: dict[str, Any], schedule: dict[str, Any], shape: tuple[int, int, i
         model = _assemble(network, DDPMScheduler(**schedule), source)
     except UsageError:
         raise
-    except Exception as error:  # diffusers stumbles in many ways
+    except Exception as error:  # diffusers raises many kinds of errors
         raise UsageError(f"{source}: model.unet: no U-Net can be built from it: {error}") from error
     halvings = len(network.config.block_out_channels) - 1
     if height % 2**halvings or width % 2**halvings:
@@ -56,10 +56,10 @@ def save(model: DiffusionModel, folder: Path) -> None:
 
 
 def load(folder: Path, source: str) -> DiffusionModel:
-    """Open a pipeline's folder; `source` is what the user typed."""
+    """Load the model in a pipeline's folder; `source` is what the user typed."""
     unet_folder, scheduler_folder = _find_parts(folder, source)
     check_files(folder)
-    with naming_the_model(source):
+    with load_errors(source):
         unet = whole_weights(UNet2DModel, unet_folder, source)
         scheduler = DDPMScheduler.from_pretrained(scheduler_folder)
     return _assemble(unet, scheduler, source)
@@ -82,7 +82,7 @@ def _assemble(unet: UNet2DModel, scheduler: DDPMScheduler, source: str) -> Diffu
 
 
 def _find_parts(folder: Path, source: str) -> tuple[Path, Path]:
-    """The folders of the network and of the schedule; says what is lacking before diffusers stumbles over it."""
+    """Return the folders of the network and of the schedule; refuse a folder that is incomplete or not supported."""
     check_index(folder, source, UNCONDITIONAL)
     network, schedule = next((parts for parts in LAYOUTS if (folder / parts[0] / "config.json").exists()), LAYOUTS[0])
     config = read_config(folder, Path(network, "config.json"), source)
@@ -94,17 +94,17 @@ def _find_parts(folder: Path, source: str) -> tuple[Path, Path]:
         part = other.parent.name
         if part != network and read_config(folder, Path(part, other.name), source).get("_class_name") != kind:
             raise UsageError(
-                f"{source}: beside its U-Net it has {part}/, so that its U-Net need not work on pixels: wrap what it "
-                "works with in dtrak.DiffusionModel"
+                f"{source}: it has {part}/ beside its U-Net, so that the U-Net may not work on pixels: wrap "
+                "the network in dtrak.DiffusionModel"
             )
     return folder / network, folder / schedule
 
 
-def described(model: DiffusionModel) -> dict[str, dict[str, Any]]:
-    """What a model's network and schedule were made with, as JSON has it: lists, no tuples."""
-    return {"unet": _settings(model.network), "schedule": _settings(model.scheduler)}
+def model_settings(model: DiffusionModel) -> dict[str, dict[str, Any]]:
+    """Return the settings of a model's network and schedule, as JSON would store them: lists instead of tuples."""
+    return {"unet": _config(model.network), "schedule": _config(model.scheduler)}
 
 
-def _settings(part: Any) -> dict[str, Any]:
+def _config(part: Any) -> dict[str, Any]:
     config = {name: value for name, value in part.config.items() if not name.startswith("_")}
     return dict(json.loads(json.dumps(config, default=str)))

@@ -1,7 +1,7 @@
-"""What is attributed: a network that removes noise, the process that adds it, and the shape of what they work on.
+"""A diffusion model: a network that removes noise, the process that adds it, and the shape of the noised images.
 
-Most models work on pixels. Latent ones have an autoencoder between images and what is denoised, text-conditional ones
-an encoder for prompts. Any `nn.Module` that maps (x_t, t) to a prediction can be wrapped.
+Most models work on pixels. Latent models also have an autoencoder, and text-conditional models an encoder for prompts.
+Any `nn.Module` that maps (x_t, t) to a prediction can be wrapped.
 """
 
 import re
@@ -19,26 +19,26 @@ from dtrak.models.fingerprints import digest_of
 from dtrak.models.noise_process import NoiseProcess, Solver, noise_process_of
 from dtrak.models.prompts import Prompts
 
-LORA = "lora_"  # in the names of its parameters
-EVERY_PARAMETER = "all"  # what selects all of them
+LORA = "lora_"  # is in the names of all parameters of a LoRA
+EVERY_PARAMETER = "all"  # the pattern that selects all parameters
 
 
 @dataclass(frozen=True, eq=False)
 class DiffusionModel:
-    """A noise predictor with its process."""
+    """A network that predicts noise, with the process that adds noise."""
 
-    network: nn.Module  # (x_t [B, C, H, W], t [B], what it is told) → [B, C, H, W], as a tensor or as `sample`
+    network: nn.Module  # (x_t [B, C, H, W], t [B], condition) → [B, C, H, W], as a tensor or as an attribute `sample`
     scheduler: DDPMScheduler | FlowMatchEulerDiscreteScheduler
     shape: tuple[int, int, int]  # (C, H, W) of x_t
-    source: str = "a wrapped module"  # what the user typed, for messages
+    source: str = "a wrapped module"  # what the user typed, for error messages
     autoencoder: Autoencoder | None = None
     prompts: Prompts | None = None
     base: str | None = None  # the pipeline that its LoRA belongs to
-    family: str = "ddpm"  # that saves it
-    process: NoiseProcess = field(init=False)
+    family: str = "ddpm"  # the family that saves it
+    noise_process: NoiseProcess = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "process", noise_process_of(self.scheduler, self.source))
+        object.__setattr__(self, "noise_process", noise_process_of(self.scheduler, self.source))
 
     @property
     def device(self) -> torch.device:
@@ -47,7 +47,7 @@ class DiffusionModel:
     @property
     def timesteps(self) -> int:
         """T, the length of the noise schedule."""
-        return self.process.timesteps
+        return self.noise_process.timesteps
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -59,6 +59,7 @@ class DiffusionModel:
         return self.autoencoder.channels[0], factor * height, factor * width
 
     def to(self, device: str | torch.device) -> "DiffusionModel":
+        """Move the model and its encoders to a device."""
         self.network.to(device)
         if self.autoencoder is not None:
             self.autoencoder.network.to(device)
@@ -67,45 +68,46 @@ class DiffusionModel:
         return self
 
     def denoiser(self) -> "DiffusionModel":
-        """The model without its encoders of images and prompts: all that gradients need."""
+        """Return the model without its encoders of images and prompts, which gradients do not need."""
         return replace(self, autoencoder=None, prompts=None)
 
     def add_noise(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        return self.process.add_noise(clean, noise, timesteps)
+        """Return x_t, [B, C, H, W]."""
+        return self.noise_process.add_noise(clean, noise, timesteps)
 
     def predict(self, noisy: Tensor, timesteps: Tensor, condition: Condition | None = None) -> Tensor:
-        """The network's own answer, [B, C, H, W]."""
-        answer = self.network(noisy, self.process.time(timesteps), **(condition or {}))
-        return answer if isinstance(answer, Tensor) else answer.sample
+        """Return the output of the network, [B, C, H, W]."""
+        output = self.network(noisy, self.noise_process.time(timesteps), **(condition or {}))
+        return output if isinstance(output, Tensor) else output.sample
 
     def predict_target(self, noisy: Tensor, timesteps: Tensor, condition: Condition | None = None) -> Tensor:
-        """What the network takes `target` for, whatever it answers, [B, C, H, W]: ε_θ(x_t, t), or v_θ of a flow."""
-        return self.process.in_terms_of_target(self.predict(noisy, timesteps, condition), noisy, timesteps)
+        """Return the network's estimate of `target`, [B, C, H, W]: ε_θ(x_t, t), or v_θ(x_t, t) of a flow."""
+        return self.noise_process.target_from_prediction(self.predict(noisy, timesteps, condition), noisy, timesteps)
 
     def target(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """ε, or v of a flow, [B, C, H, W]."""
-        return self.process.target(clean, noise, timesteps)
+        """Return ε, or v of a flow, [B, C, H, W]."""
+        return self.noise_process.target(clean, noise, timesteps)
 
     def training_target(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """What the network is trained to answer, [B, C, H, W]."""
-        return self.process.training_target(clean, noise, timesteps)
+        """Return what the network is trained to predict, [B, C, H, W]."""
+        return self.noise_process.training_target(clean, noise, timesteps)
 
     def elbo_weights(self, timesteps: Tensor) -> Tensor:
-        """What L_Simple is weighted with in the ELBO, [B]."""
-        return self.process.elbo_weights(timesteps)
+        """Return the weights of L_Simple in the ELBO, [B]."""
+        return self.noise_process.elbo_weights(timesteps)
 
     def solver(self, steps: int) -> Solver:
-        """The way from noise to a picture in so many steps."""
+        """Return the solver that leads from noise to a picture in `steps` steps."""
         if not 1 <= steps <= self.timesteps:
             raise UsageError(f"{steps} steps of DDIM: {self.source} takes from 1 to {self.timesteps}")
-        return self.process.solver(steps)
+        return self.noise_process.solver(steps)
 
     def decode(self, x: Tensor) -> Tensor:
-        """Pictures [B, C, H, W] in [−1, 1] from what was denoised."""
+        """Return pictures [B, C, H, W] in [−1, 1] from denoised pixels or latents."""
         return (x if self.autoencoder is None else self.autoencoder.decode(x)).clamp(-1, 1)
 
     def encode(self, pictures: Tensor) -> Tensor:
-        """What stands for pictures [B, C, H, W] in [−1, 1] in the space that is denoised."""
+        """Return the pixels or latents that the network denoises, for pictures [B, C, H, W] in [−1, 1]."""
         return pictures if self.autoencoder is None else self.autoencoder.encode(pictures)
 
     @property
@@ -113,15 +115,15 @@ class DiffusionModel:
         return _has_lora(self.network)
 
     def parameters(self, pattern: str | None = None) -> dict[str, nn.Parameter]:
-        """Those whose name contains a match of a regular expression, or "all".
+        """Return the parameters whose names contain a match of a regular expression; the pattern "all" selects all.
 
-        By default those of the LoRA, if there is one; else all.
+        The default is the LoRA's parameters, if there is a LoRA; else all.
         """
         return chosen_parameters(self.network, pattern)
 
     @property
     def trained_weights(self) -> dict[str, Tensor]:
-        """What training changes: the LoRA, if there is one; else all there is."""
+        """The weights that training changes: those of the LoRA, if there is one; else all."""
         state = self.network.state_dict()
         return {name: value for name, value in state.items() if LORA in name} if self.has_lora else state
 
@@ -133,8 +135,8 @@ class DiffusionModel:
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with any weight, layer or setting of the model and its process."""
-        parts = [repr(self.shape).encode(), self.process.described()]
+        """16 hexadecimal digits that change with any weight, layer or setting of the model and its noise process."""
+        parts = [repr(self.shape).encode(), self.noise_process.fingerprint_bytes()]
         if self.autoencoder is not None:
             parts.append(self.autoencoder.fingerprint.encode())
         if self.prompts is not None:
@@ -142,22 +144,23 @@ class DiffusionModel:
         return digest_of(self.network, *parts)
 
     def fitted_to(self, shape: tuple[int, int, int]) -> "DiffusionModel":
-        """The model for images of this shape, as far as it can be: latent ones take any size that they can halve.
+        """Return the model for images of this shape, if it is a latent model that can process them; else unchanged.
 
-        A module that was wrapped keeps the shape that its owner gave.
+        Latent models take any size that their networks can halve as often as needed. A wrapped module keeps the shape
+        that was given for it.
         """
         config = getattr(self.network, "config", None)
         if config is None or self.autoencoder is None or shape[0] != self.autoencoder.channels[0]:
             return self
         halvings = len(getattr(config, "block_out_channels", [0])) - 1
-        unit = self.autoencoder.reduction * 2**halvings
-        if shape[1] % unit or shape[2] % unit:
+        multiple = self.autoencoder.reduction * 2**halvings
+        if shape[1] % multiple or shape[2] % multiple:
             return self
         latent = (self.shape[0], shape[1] // self.autoencoder.reduction, shape[2] // self.autoencoder.reduction)
         return replace(self, shape=latent)
 
     def check_fits(self, shape: tuple[int, int, int], source: str) -> None:
-        """Refuse images of another shape than the model's own, and say what would fit."""
+        """Refuse images of another shape than the model's, and say what would fit."""
         if shape == self.image_shape:
             return
         expected, found = (f"{w}×{h} pixels with {c} channel{'s' * (c > 1)}" for c, h, w in (self.image_shape, shape))
@@ -174,7 +177,7 @@ class DiffusionModel:
 
 
 def chosen_parameters(network: nn.Module, pattern: str | None) -> dict[str, nn.Parameter]:
-    """Those of a network whose name contains a match of a regular expression; by default as `DiffusionModel` has it."""
+    """Return the parameters of a network that a pattern selects, as `DiffusionModel.parameters` does."""
     named = dict(network.named_parameters())
     if pattern is None:
         pattern = LORA if _has_lora(network) else EVERY_PARAMETER

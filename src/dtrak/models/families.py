@@ -1,7 +1,8 @@
-"""The families of models: each is one class that says what it opens, what a recipe tells it, how its models are made,
-saved, checked and described. Nothing outside of a family asks which one a model is of.
+"""The families of models. Each family is one class that opens, makes, saves, checks and describes its models; no other
+code asks which family a model belongs to.
 
-Networks are imported where they are needed: diffusers takes seconds, for which no mistyped recipe should have to wait.
+Networks are imported where they are needed: diffusers takes seconds to import, and a mistake in a recipe should be
+reported before.
 """
 
 from collections.abc import Mapping
@@ -18,53 +19,53 @@ if TYPE_CHECKING:
     from dtrak.models.diffusion import DiffusionModel
     from dtrak.models.layout import Layout
 
-Difference = tuple[str, Any, Any]  # of two models: the setting, and what each of them has
+Difference = tuple[str, Any, Any]  # between two models: the name of a setting, and its value in each model
 
 
 class ModelFamily(Protocol):
-    """Models of one kind. `settings` in a call is an object of the family's own class `settings`."""
+    """Models of one kind. The argument `settings` of a method is an object of the family's class `settings`."""
 
-    settings: type[Section]  # the section `model` of a recipe, whose field `kind` has the family's name
-    defaults: Mapping[str, Mapping[str, Any]]  # of a recipe's other sections, where the family has its own
+    settings: type[Section]  # the class of a recipe's section `model`, whose field `kind` is the family's name
+    defaults: Mapping[str, Mapping[str, Any]]  # for a recipe's other sections, if the family needs its own
     takes_prompts: bool
-    attributed: str  # in words, the parameters that are trained and attributed
-    makes_new_weights: bool  # whether all weights of a new model are new, or some must be there already
+    attributed: str  # describes the parameters that are trained and attributed
+    makes_new_weights: bool  # whether all weights of a new model are new; else some must exist already
 
     def opens(self, folder: Path) -> bool:
-        """Whether a folder holds a model of this family."""
+        """Tell whether a folder holds a model of this family."""
 
     def load(self, folder: Path, source: str, lora: str | None, prompt: str | None) -> "DiffusionModel":
-        """Open the model in a folder; `source` is what the user typed."""
+        """Load the model in a folder; `source` is what the user typed."""
 
     def timesteps(self, settings: Any) -> int:
-        """T, the length of the noise schedule."""
+        """Return T, the length of the noise schedule."""
 
     def new(self, settings: Any, shape: Shape, source: str) -> "DiffusionModel":
-        """A model for images of a shape; its new weights are drawn from torch's global generator."""
+        """Make a model for images of a shape; its new weights are drawn from torch's global generator."""
 
     def save(self, model: "DiffusionModel", folder: Path) -> None:
         """Write a folder that `load` and diffusers open."""
 
     def check_complete(self, settings: Mapping[str, Any], recipe: str) -> None:
-        """Ask for what a recipe's section `model` leaves to its user, before it is validated."""
+        """Refuse a recipe's section `model` that lacks what the user has to give, before it is validated."""
 
     def check_buildable(self, settings: Any, images: "Images", recipe: str) -> None:
         """Refuse settings from which no model for these images can be built; no weights are made or read."""
 
     def difference(self, model: "DiffusionModel", settings: Any, shape: Shape, recipe: str) -> Difference | None:
-        """Where a model differs first from what a recipe makes, weights aside: ("unet.dropout", 0.0, 0.1)."""
+        """Return the first setting in which a model differs from the recipe's: ("unet.dropout", 0.0, 0.1)."""
 
     def lay_out(self, settings: Any, shape: Shape, source: str) -> "Layout":
-        """How large the model is, without making it."""
+        """Return the sizes of the model without making it."""
 
     def most_prompts(self, settings: Any, images: int, classes: int | None) -> int:
-        """How many different prompts there are at most, the empty one included."""
+        """Return the largest possible number of different prompts, including the empty one."""
 
     def to_fetch(self, settings: Any, layout: "Layout") -> list[str]:
-        """What has to be downloaded first, in words."""
+        """Describe what has to be downloaded first."""
 
     def description(self, settings: Any, images: str) -> str:
-        """A model for such images, in words."""
+        """Describe a model for such images."""
 
 
 class DDPM:
@@ -77,7 +78,7 @@ class DDPM:
     makes_new_weights = True
 
     def opens(self, folder: Path) -> bool:
-        return True  # whatever no other family opens; what it lacks is said when it is opened
+        return True  # it is tried last; `load` refuses a folder that does not hold a DDPM
 
     def load(self, folder: Path, source: str, lora: str | None, prompt: str | None) -> "DiffusionModel":
         from dtrak.models import ddpm
@@ -119,11 +120,11 @@ class DDPM:
         if model.prompts is not None:
             return "the kind", "Stable Diffusion", "a DDPM"
         with torch.device("meta"):
-            wanted = ddpm.described(self.new(settings, shape, recipe))
-        own = ddpm.described(model)
-        # A folder may say more than diffusers asks for.
-        there = {part: {name: own[part].get(name) for name in names} for part, names in wanted.items()}
-        return first_difference(there, wanted)
+            wanted = ddpm.model_settings(self.new(settings, shape, recipe))
+        stored = ddpm.model_settings(model)
+        # A folder may hold settings that diffusers does not know.
+        found = {part: {name: stored[part].get(name) for name in names} for part, names in wanted.items()}
+        return first_difference(found, wanted)
 
     def lay_out(self, settings: DDPMSettings, shape: Shape, source: str) -> "Layout":
         from dtrak.models.layout import lay_out_ddpm
@@ -145,7 +146,7 @@ class StableDiffusion:
     """Stable Diffusion 1 and 2, and their LoRAs."""
 
     settings: type[Section] = StableDiffusionSettings
-    defaults: Mapping[str, Mapping[str, Any]] = {  # the paper's, where they differ from those of its DDPMs
+    defaults: Mapping[str, Mapping[str, Any]] = {  # the paper's values, where they differ from those of its DDPMs
         "training": {"betas": (0.9, 0.999)},
         "generation": {"guidance": 7.5},
     }
@@ -198,15 +199,15 @@ class StableDiffusion:
         from dtrak.models import stable_diffusion
 
         if model.prompts is None or not model.has_lora:
-            found = "a DDPM" if model.prompts is None else "Stable Diffusion without a LoRA"
-            return "the kind", found, "Stable Diffusion with a LoRA"
-        there = {"base": model.base, "prompt": model.prompts.template, **stable_diffusion.lora_of(model.network)}
+            kind = "a DDPM" if model.prompts is None else "Stable Diffusion without a LoRA"
+            return "the kind", kind, "Stable Diffusion with a LoRA"
+        found = {"base": model.base, "prompt": model.prompts.template, **stable_diffusion.lora_settings(model.network)}
         wanted = {
             "base": stable_diffusion.full_name(settings.base),
             "prompt": settings.prompt,
-            **stable_diffusion.lora_made_of(settings.lora, model.network, recipe),
+            **stable_diffusion.new_lora_settings(settings.lora, model.network, recipe),
         }
-        return first_difference(there, wanted)
+        return first_difference(found, wanted)
 
     def lay_out(self, settings: StableDiffusionSettings, shape: Shape, source: str) -> "Layout":
         from dtrak.models.layout import lay_out_stable_diffusion
@@ -216,8 +217,8 @@ class StableDiffusion:
     def most_prompts(self, settings: StableDiffusionSettings, images: int, classes: int | None) -> int:
         from dtrak.models.prompts import fields_of
 
-        of_classes = {*fields_of(settings.prompt)} <= {"label"}
-        return 1 + (images if classes is None or not of_classes else classes)
+        one_per_class = {*fields_of(settings.prompt)} <= {"label"}
+        return 1 + (classes if one_per_class and classes is not None else images)
 
     def to_fetch(self, settings: StableDiffusionSettings, layout: "Layout") -> list[str]:
         if Path(settings.base).is_dir():
@@ -237,12 +238,12 @@ FAMILIES: Registry[ModelFamily] = Registry(
 
 
 def family_of(settings: Any) -> ModelFamily:
-    """The family of a recipe's section `model`."""
+    """Return the family of a recipe's section `model`."""
     return FAMILIES.choose(settings.kind)
 
 
 def family_that_opens(folder: Path) -> ModelFamily:
-    """The family of the model in a folder: other packages' families are asked first, `ddpm` last."""
-    own = ("stable-diffusion", "ddpm")
-    names = [*(name for name in FAMILIES if name not in own), *own]
+    """Return the family of the model in a folder; families of other packages are tried first, `ddpm` last."""
+    built_in = ("stable-diffusion", "ddpm")
+    names = [*(name for name in FAMILIES if name not in built_in), *built_in]
     return next(FAMILIES[name] for name in names if FAMILIES[name].opens(folder))

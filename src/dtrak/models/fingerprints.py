@@ -1,4 +1,4 @@
-"""16 hexadecimal digits that change with any weight, layer or setting of a network."""
+"""Fingerprints: 16 hexadecimal digits that change with any weight, layer or setting of a network."""
 
 import hashlib
 import json
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-_frozen: MutableMapping[Tensor, tuple[int, bytes]] = WeakIdKeyDictionary()  # what was found, at which version
+_frozen: MutableMapping[Tensor, tuple[int, bytes]] = WeakIdKeyDictionary()  # version and hash of frozen parameters
 
 
 def digest_of(network: nn.Module, *more: bytes) -> str:
-    """Of a network and whatever else the digits should change with."""
+    """Return the fingerprint of a network and of `more` bytes."""
     digest = hashlib.blake2b(digest_size=8)
     config = getattr(network, "config", {})
     settings = config.to_dict() if hasattr(config, "to_dict") else dict(config)
@@ -22,16 +22,16 @@ def digest_of(network: nn.Module, *more: bytes) -> str:
     for part in more:
         digest.update(part)
     for name, module in network.named_modules():
-        if isinstance(scaling := getattr(module, "scaling", None), dict):  # a LoRA's α/r, which is no weight
+        if isinstance(scaling := getattr(module, "scaling", None), dict):  # α/r of a LoRA is not a weight
             digest.update(repr((name, sorted(scaling.items()), getattr(module, "active_adapters", None))).encode())
     for name, value in network.state_dict(keep_vars=True).items():
         digest.update(name.encode())
-        digest.update(_content(value))
+        digest.update(_known_hash(value))
     return digest.hexdigest()
 
 
-def _content(value: Tensor) -> bytes:
-    """The hash of a tensor; that of a frozen parameter, of which there may be gigabytes, is taken once."""
+def _known_hash(value: Tensor) -> bytes:
+    """Return the hash of a tensor; for frozen parameters, which may be gigabytes, it is computed only once."""
     if value.requires_grad or not isinstance(value, nn.Parameter):
         return _hash(value)
     version, known = _frozen.get(value, (-1, b""))

@@ -1,4 +1,4 @@
-"""How large a model is, before it exists: laid out on torch's meta device, where tensors are shapes alone."""
+"""Find how large a model is without making it: on torch's meta device, where tensors have shapes but no memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,12 +15,12 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from dtrak.errors import UsageError
 from dtrak.models import ddpm
 from dtrak.models.diffusion import DiffusionModel
-from dtrak.models.memory import Peak, kept_bytes
+from dtrak.models.memory import PeakMemory, kept_bytes
 from dtrak.models.pipelines import check_kind, local_configs
 from dtrak.models.settings import LoRA, Shape
 from dtrak.models.stable_diffusion import add_lora
 
-# Stable Diffusion 1, where it differs from diffusers' and transformers' defaults.
+# The settings of Stable Diffusion 1 that differ from the defaults of diffusers and transformers.
 UNET: dict[str, Any] = {"cross_attention_dim": 768, "attention_head_dim": 8}
 VAE: dict[str, Any] = {
     "down_block_types": ["DownEncoderBlock2D"] * 4,
@@ -33,20 +33,22 @@ TEXT_ENCODER: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "
 
 @dataclass(frozen=True)
 class Layout:
-    trained: int  # parameters that are trained, and attributed
-    frozen: int  # parameters that stay as they are
-    activations: int  # bytes that training keeps of one image between the two passes, at most
-    working: int  # bytes that a forward pass alone takes for one image, at most
-    network: nn.Module = field(repr=False)  # its shapes
-    latents: int = 0  # numbers that an autoencoder makes of an image; none where pixels are denoised
+    """The sizes of a model, and what one image takes."""
+
+    trained: int  # parameters that are trained and attributed
+    frozen: int  # parameters that are not trained
+    activations: int  # at most, bytes that training keeps for one image between the forward and the backward pass
+    working: int  # at most, bytes that a forward pass without gradients takes for one image
+    network: nn.Module = field(repr=False)  # on the meta device
+    latents: int = 0  # numbers that an autoencoder makes of an image; 0 for models that work on pixels
     prompt: int = 0  # numbers that a text encoder makes of a prompt
-    encoding: int = 0  # bytes that the autoencoder takes to make latents of one image, at most
-    decoding: int = 0  # and to make an image of them
-    is_assumed: bool = False  # Stable Diffusion 1, as the pipeline is out of reach
+    encoding: int = 0  # at most, bytes that the autoencoder takes to encode one image
+    decoding: int = 0  # at most, bytes that it takes to decode one
+    is_assumed: bool = False  # whether the sizes are those of Stable Diffusion 1, as the pipeline cannot be read
 
 
 class FusedAttention(TorchFunctionMode):
-    """Attention as one operation, as devices have it: the meta device would spell it out and keep its matrices."""
+    """Compute attention as one operation, as devices do; the meta device would divide it and keep large matrices."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.scaled_dot_product_attention:
@@ -55,12 +57,12 @@ class FusedAttention(TorchFunctionMode):
 
 
 def lay_out_ddpm(unet: dict[str, Any], schedule: dict[str, Any], shape: Shape, source: str) -> Layout:
-    """The size of an unconditional U-Net for images of `shape` (C, H, W)."""
+    """Return the sizes of an unconditional U-Net for images of `shape` (C, H, W)."""
     return lay_out_network(lambda: ddpm.new(unet, schedule, shape, source), shape, source)
 
 
 def lay_out_network(new: Callable[[], DiffusionModel], shape: Shape, source: str) -> Layout:
-    """The size of a model that maps x_t of `shape` (C, H, W) and t to a prediction, and has no encoders."""
+    """Return the sizes of a model without encoders that maps x_t of `shape` (C, H, W) and t to a prediction."""
     with torch.device("meta"), FusedAttention():
         built = new()
         try:
@@ -70,7 +72,7 @@ def lay_out_network(new: Callable[[], DiffusionModel], shape: Shape, source: str
 
 
 def lay_out_stable_diffusion(base: str, lora: LoRA, shape: Shape, source: str) -> Layout:
-    """The size of a pipeline with a LoRA, for images of `shape` (C, H, W)."""
+    """Return the sizes of a pipeline with a LoRA, for images of `shape` (C, H, W)."""
     configs = local_configs(base)
     if configs is not None:
         check_kind(configs, base)
@@ -79,7 +81,7 @@ def lay_out_stable_diffusion(base: str, lora: LoRA, shape: Shape, source: str) -
 
 
 def _stable_diffusion(configs: Path | None, lora: LoRA, shape: Shape, source: str) -> Layout:
-    """With a LoRA beside the U-Net of a pipeline; of Stable Diffusion 1 where its parts are not described."""
+    """Measure a pipeline with a LoRA; without `configs`, that of Stable Diffusion 1."""
     unet, vae, text_encoder = _unet(configs), _vae(configs), _text_encoder(configs)
     add_lora(unet, lora, source)
     halvings = len(vae.config.block_out_channels) - 1
@@ -113,16 +115,17 @@ def _text_encoder(configs: Path | None) -> Any:
 
 
 def _measured(network: nn.Module, frozen: int, forward: Callable[[], Tensor]) -> Layout:
+    """Measure a network beside `frozen` parameters of other networks; `forward` passes one image through it."""
     trained = sum(value.numel() for value in network.parameters() if value.requires_grad)
     network.eval()
     working = _peak(forward)
-    network.train()  # dropout keeps its masks
+    network.train()  # so that the masks of dropout are counted
     return Layout(trained, frozen + _count(network) - trained, kept_bytes(network, forward), working, network)
 
 
 def _peak(forward: Callable[[], object]) -> int:
-    """The most bytes that a forward pass takes at once."""
-    peak = Peak()
+    """Return the most bytes that a forward pass takes at once."""
+    peak = PeakMemory()
     with torch.no_grad(), peak:
         forward()
     return peak.bytes

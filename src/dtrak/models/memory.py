@@ -1,4 +1,4 @@
-"""How much memory there is, and how much a noised copy of an image takes on its way through a model."""
+"""Find how much memory a device has, and how much of it a noised copy of an image takes in a pass through a model."""
 
 import os
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from dtrak.models.conditions import Condition, moved
 from dtrak.models.diffusion import DiffusionModel
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
-MEMORY_SHARE = 1 / 4  # for what a pass keeps; the rest is for weights, data and others
+MEMORY_SHARE = 1 / 4  # the share that a pass may keep; the rest is for weights, data and other programs
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of the device; for a CPU those of the machine, or as many of them as its container may use."""
+    """Return the bytes of memory of a device; for a CPU those of the machine, or of its container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -27,13 +27,16 @@ def total_memory(device: torch.device) -> int:
     return machine if limit == "max" else min(machine, int(limit))
 
 
-def fitting(bytes_each: int, memory: int) -> int:
-    """How many copies of images share a pass at most, if each takes so many bytes."""
+def copies_that_fit(bytes_each: int, memory: int) -> int:
+    """Return how many noised copies of images may go through a pass at once, if each takes `bytes_each` bytes."""
     return max(1, int(MEMORY_SHARE * memory / bytes_each))
 
 
 def training_bytes(model: DiffusionModel, condition: Condition) -> int:
-    """What autograd keeps of one image in training, dropout's masks included; `condition` as for `activation_bytes`."""
+    """Return the bytes that autograd keeps of one image in training, with the masks of dropout.
+
+    `condition` is that of one image, each [1, …].
+    """
     image = one_image(model, condition)
     model.network.train()
     kept = kept_bytes(model.network, lambda: model.predict(*image))
@@ -42,28 +45,28 @@ def training_bytes(model: DiffusionModel, condition: Condition) -> int:
 
 
 def one_image(model: DiffusionModel, condition: Condition) -> tuple[Tensor, Tensor, Condition]:
-    """x_t, t and what the model is told, on its device."""
+    """Return x_t, t and the condition of one image, on the model's device."""
     image = torch.zeros(1, *model.shape, device=model.device)
     return image, torch.zeros(1, dtype=torch.long, device=model.device), moved(condition, model.device)
 
 
 def kept_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:
-    """What autograd keeps of a forward pass for the backward one, weights aside; on the meta device as well."""
+    """Return the bytes that autograd keeps for the backward pass, without the weights; also on the meta device."""
     kept: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def count(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage.nbytes()  # its place in memory is 0 on the meta device
+        kept[storage._cdata] = storage.nbytes()  # not by its address, which is 0 on the meta device
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        answer = forward()
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        output = forward()
     weights = {value.untyped_storage()._cdata for value in network.parameters()}
-    return sum(size for place, size in kept.items() if place not in weights) + answer.nbytes
+    return sum(size for storage, size in kept.items() if storage not in weights) + output.nbytes
 
 
-class Peak(TorchDispatchMode):
-    """Within it, the most bytes that tensors made there have taken at once; on the meta device as well."""
+class PeakMemory(TorchDispatchMode):
+    """As a context, count the most bytes that the tensors made in it take at once; also on the meta device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -72,14 +75,14 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
-        given = _storages((args, kwargs))  # a view of a weight takes nothing
-        self._alive |= {place: size for place, size in _storages(made).items() if place not in given}
-        self._alive = {place: size for place, size in self._alive.items() if not place.expired()}
+        given = _storages((args, kwargs))  # a view of an argument takes no new memory
+        self._alive |= {storage: size for storage, size in _storages(made).items() if storage not in given}
+        self._alive = {storage: size for storage, size in self._alive.items() if not storage.expired()}
         self.bytes = max(self.bytes, sum(self._alive.values()))
         return made
 
 
 def _storages(tree: Any) -> dict[StorageWeakRef, int]:
-    """The places of the tensors somewhere in nested arguments or results, and their bytes."""
+    """Return the storages of all tensors in nested arguments or results, with their bytes."""
     storages = [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
     return {StorageWeakRef(storage): storage.nbytes() for storage in storages}

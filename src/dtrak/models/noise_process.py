@@ -1,9 +1,9 @@
-"""How noise is mixed into an image, what a network is asked and answers, and the way back to an image.
+"""How noise is mixed into an image, what a network predicts, and how a solver leads from noise back to an image.
 
-    diffusion:  x_t = √ᾱ_t x + √(1−ᾱ_t) ε,    the network answers ε, or v = √ᾱ_t ε − √(1−ᾱ_t) x;  DDIM leads back
-    flow:       x_t = (1−σ_t) x + σ_t ε,        the network answers v = ε − x;                        Euler leads back
+    diffusion:  x_t = √ᾱ_t x + √(1−ᾱ_t) ε,    the network predicts ε, or v = √ᾱ_t ε − √(1−ᾱ_t) x;  solver: DDIM
+    flow:       x_t = (1−σ_t) x + σ_t ε,        the network predicts v = ε − x;                        solver: Euler
 
-Timesteps are whole numbers from 0, hardly any noise, to T − 1, hardly anything else, in both.
+In both, timesteps are whole numbers from 0, almost no noise, to T − 1, almost only noise.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from dtrak.errors import UsageError
 PREDICTION_TYPES = ("epsilon", "v_prediction")
 
 
-class Step(Protocol):
-    """One step of a solver."""
+class SolverStep(Protocol):
+    """The result of one step of a solver."""
 
     @property
     def prev_sample(self) -> Tensor:
@@ -28,53 +28,56 @@ class Step(Protocol):
 
     @property
     def pred_original_sample(self) -> Tensor:
-        """x̂_0, what x_t was taken for."""
+        """x̂_0, the image that x_t is estimated to come from."""
 
 
 class Solver(Protocol):
-    """The way from noise to an image."""
+    """A solver leads from noise to an image."""
 
     @property
     def timesteps(self) -> Tensor:
-        """[steps], falling."""
+        """The timesteps that it passes through, [steps], falling."""
 
-    def step(self, answer: Tensor, t: Tensor, x: Tensor, /) -> Step:
-        """From x_t, with the network's answer to it."""
+    def step(self, prediction: Tensor, t: Tensor, x: Tensor, /) -> SolverStep:
+        """Take a step from x_t, with what the network predicts for it."""
 
 
 class NoiseProcess(Protocol):
-    """What objectives, training and sampling have to know of a model's noise. `t` is [B]; images are [B, C, H, W]."""
+    """All that objectives, training and sampling need to know about noise. `t` is [B]; images are [B, C, H, W]."""
 
     @property
     def timesteps(self) -> int:
-        """T."""
+        """T, the number of timesteps."""
 
     def add_noise(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """x_t."""
+        """Return x_t."""
 
     def time(self, t: Tensor) -> Tensor:
-        """What the network takes for the timesteps, [B]."""
+        """Return the time that the network takes as its argument for the timesteps, [B]."""
 
     def training_target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What the network is trained to answer."""
+        """Return what the network is trained to predict."""
 
     def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What L_Simple compares with: ε of a diffusion, v of a flow."""
+        """Return the target of L_Simple: ε of a diffusion, v of a flow."""
 
-    def in_terms_of_target(self, answer: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
-        """The network's answer, turned into an estimate of `target`."""
+    def target_from_prediction(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
+        """Turn the network's prediction into an estimate of `target`."""
 
     def elbo_weights(self, t: Tensor) -> Tensor:
-        """What L_Simple is weighted with in the ELBO, [B]."""
+        """Return the weights of L_Simple in the ELBO, [B]."""
 
-    def solver(self, steps: int) -> Solver: ...
+    def solver(self, steps: int) -> Solver:
+        """Return a solver with so many steps."""
 
-    def described(self) -> bytes:
-        """All that the process depends on, for a fingerprint."""
+    def fingerprint_bytes(self) -> bytes:
+        """Return bytes that change with any setting of the process, for a fingerprint."""
 
 
 @dataclass(frozen=True, eq=False)
 class Diffusion:
+    """The noise process of a DDPM."""
+
     scheduler: DDPMScheduler
 
     @property
@@ -82,7 +85,7 @@ class Diffusion:
         return int(self.scheduler.config.num_train_timesteps)
 
     def signal_and_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """√ᾱ_t and √(1−ᾱ_t), each [B, 1, 1, 1]."""
+        """Return √ᾱ_t and √(1−ᾱ_t), each [B, 1, 1, 1]."""
         alphas = self.scheduler.alphas_cumprod.to(t.device)[t].view(-1, 1, 1, 1)
         return alphas.sqrt(), (1 - alphas).sqrt()
 
@@ -102,36 +105,36 @@ class Diffusion:
     def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         return noise
 
-    def in_terms_of_target(self, answer: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
+    def target_from_prediction(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
         if self.scheduler.config.prediction_type == "epsilon":
-            return answer
+            return prediction
         signal, sigma = self.signal_and_noise(t)
-        return signal * answer + sigma * noisy
+        return signal * prediction + sigma * noisy
 
     def elbo_weights(self, t: Tensor) -> Tensor:
-        """β_t² / (2 σ_t² α_t (1−ᾱ_t)) with σ_t² = β_t, [B]."""
+        """Return β_t² / (2 σ_t² α_t (1−ᾱ_t)) with σ_t² = β_t, [B]."""
         betas = self.scheduler.betas.to(t.device)[t]
         alphas_cumprod = self.scheduler.alphas_cumprod.to(t.device)[t]
-        kept = (1 - betas).clamp(min=torch.finfo(betas.dtype).eps)  # schedules that end in pure noise keep nothing
-        weights: Tensor = betas / (2 * kept * (1 - alphas_cumprod))
+        alphas = (1 - betas).clamp(min=torch.finfo(betas.dtype).eps)  # 0 where a schedule ends in pure noise
+        weights: Tensor = betas / (2 * alphas * (1 - alphas_cumprod))
         return weights
 
     def solver(self, steps: int) -> Solver:
-        """diffusers' DDIM over this schedule."""
+        """Return diffusers' DDIM for this schedule."""
         scheduler = DDIMScheduler.from_config(self.scheduler.config)
         scheduler.set_timesteps(steps)
         solver: Solver = scheduler
         return solver
 
-    def described(self) -> bytes:
+    def fingerprint_bytes(self) -> bytes:
         kind: str = self.scheduler.config.prediction_type
-        content: bytes = self.scheduler.alphas_cumprod.cpu().numpy().tobytes()  # diffusers moves them along
+        content: bytes = self.scheduler.alphas_cumprod.cpu().numpy().tobytes()  # diffusers may have moved them to a GPU
         return kind.encode() + content
 
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """Rectified flow: a straight line from the image to the noise."""
+    """A rectified flow: x_t moves on a straight line from the image to the noise."""
 
     scheduler: FlowMatchEulerDiscreteScheduler
 
@@ -140,7 +143,7 @@ class Flow:
         return int(self.scheduler.config.num_train_timesteps)
 
     def sigmas(self, t: Tensor) -> Tensor:
-        """σ_t [B, 1, 1, 1]; diffusers lists them from the most noise to the least."""
+        """Return σ_t [B, 1, 1, 1]; diffusers lists them from the most noise to the least."""
         rising: Tensor = self.scheduler.sigmas[: self.timesteps].flip(0).to(t.device)
         return rising[t].view(-1, 1, 1, 1)
 
@@ -157,46 +160,49 @@ class Flow:
     def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         return noise - clean
 
-    def in_terms_of_target(self, answer: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
-        return answer
+    def target_from_prediction(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
+        return prediction
 
     def elbo_weights(self, t: Tensor) -> Tensor:
-        """(1−σ_t) / σ_t: half the slope of the log signal-to-noise ratio, for a loss in v, [B]."""
+        """Return (1−σ_t) / σ_t: half the slope of the log signal-to-noise ratio, for a loss in v, [B]."""
         sigma = self.sigmas(t).flatten()
         return (1 - sigma) / sigma
 
     def solver(self, steps: int) -> Solver:
         return Euler(self, torch.from_numpy(np.linspace(self.timesteps - 1, 0, steps).round().astype(np.int64)))
 
-    def described(self) -> bytes:
+    def fingerprint_bytes(self) -> bytes:
         content: bytes = self.scheduler.sigmas.numpy().tobytes()
         return b"flow" + content
 
 
 @dataclass(frozen=True)
 class EulerStep:
+    """The result of one step of `Euler`."""
+
     prev_sample: Tensor
     pred_original_sample: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Euler:
-    """x_s = x_t + (σ_s − σ_t) v, with σ = 0 at the end. Its steps pass through timesteps of the training."""
+    """x_s = x_t + (σ_s − σ_t) v, with σ = 0 at the end; every step is at a timestep of the training."""
 
     flow: Flow
     timesteps: Tensor
 
-    def step(self, answer: Tensor, t: Tensor, x: Tensor) -> EulerStep:
-        following = self.timesteps[self.timesteps < t.cpu()]
-        now = float(self.flow.sigmas(t.view(1)))
-        then = float(self.flow.sigmas(following[:1])) if len(following) else 0.0
-        return EulerStep(x + (then - now) * answer, x - now * answer)
+    def step(self, prediction: Tensor, t: Tensor, x: Tensor) -> EulerStep:
+        """Take a step from x_t to the next lower timestep."""
+        lower = self.timesteps[self.timesteps < t.cpu()]
+        sigma = float(self.flow.sigmas(t.view(1)))
+        next_sigma = float(self.flow.sigmas(lower[:1])) if len(lower) else 0.0
+        return EulerStep(x + (next_sigma - sigma) * prediction, x - sigma * prediction)
 
 
 def noise_process_of(scheduler: Any, source: str) -> NoiseProcess:
-    """What a scheduler of diffusers stands for; refuses answers that are not understood."""
+    """Return the noise process of a scheduler of diffusers; refuse one that is not supported."""
     if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
-        # One that has drawn a picture has only the σ of its steps left.
+        # A scheduler that has drawn a picture has lost all σ but those of its steps.
         return Flow(FlowMatchEulerDiscreteScheduler.from_config(scheduler.config))
     kind = getattr(scheduler.config, "prediction_type", None)
     if kind is None or not hasattr(scheduler, "alphas_cumprod"):

@@ -1,7 +1,7 @@
-"""Folders of diffusers' models: from the disk or the hub, and whole, with errors that name them.
+"""Find the folders of diffusers' models, on the disk or the hub, and check them, with errors that name the model.
 
-Weights are read as safetensors where there are any; else as pickles of which torch opens numbers alone, so that nothing
-in them is run; else from their halves, float16.
+Weights are read from safetensors files, if there are any. Else they are read from pickle files, of which torch reads
+only tensors, so that no code in them is run; else from files in float16.
 """
 
 import json
@@ -18,60 +18,62 @@ from huggingface_hub import snapshot_download
 
 from dtrak.errors import DtrakError, UsageError
 
-NETWORKS = ("unet", "vae", "text_encoder", ".")  # the oldest models have theirs at the top
-STEMS = ("diffusion_pytorch_model", "pytorch_model", "model")  # of diffusers' and transformers' weights
-# How diffusers and peft call a LoRA's weights, and what peft and dtrak write about them.
-OF_DIFFUSERS = ("pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin")
-ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
-OF_PEFT, ABOUT = "adapter_config.json", "dtrak.json"
-# What is downloaded of a model before its weights, and these in the order in which they are looked for.
-FILES = ["*.json", "tokenizer/*.txt", *OF_DIFFUSERS, *ADAPTERS]
-# What a model_index.json may call a model, by whether it has a text encoder; the others' parts work together otherwise.
+NETWORKS = ("unet", "vae", "text_encoder", ".")  # ".": the oldest models have their network at the top
+STEMS = ("diffusion_pytorch_model", "pytorch_model", "model")  # the names of weight files begin with one of these
+# The files of a LoRA's weights in the formats of diffusers and peft, and its settings as peft and dtrak write them.
+DIFFUSERS_LORA_FILES = ("pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin")
+PEFT_LORA_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+PEFT_CONFIG, LORA_DESCRIPTION = "adapter_config.json", "dtrak.json"
+# The files that are downloaded before a model's weights.
+FILES = ["*.json", "tokenizer/*.txt", *DIFFUSERS_LORA_FILES, *PEFT_LORA_FILES]
+# The supported pipelines, without and with a text encoder. Others combine their parts differently.
 UNCONDITIONAL, CONDITIONAL = ("DDPMPipeline", "DDIMPipeline"), ("StableDiffusionPipeline",)
-# Settings of a U-Net that has to be told something beside a prompt.
-OTHERWISE_TOLD = (
+# Settings of a U-Net that takes more than prompts as its condition.
+OTHER_CONDITIONS = (
     "class_embed_type",
     "num_class_embeds",
     "addition_embed_type",
     "encoder_hid_dim_type",
     "time_cond_proj_dim",
 )
-HALVES = "fp16"
-FORMS = ((None, "safetensors"), (None, "bin"), (HALVES, "safetensors"), (HALVES, "bin"))
+FLOAT16 = "fp16"
+# The variant and the file extension of weights, in the order in which they are looked for.
+WEIGHT_FORMATS = ((None, "safetensors"), (None, "bin"), (FLOAT16, "safetensors"), (FLOAT16, "bin"))
 
 
 def is_pipeline(folder: Path) -> bool:
-    """Whether this is Stable Diffusion or a relative of it."""
+    """Tell whether a folder holds a pipeline with a text encoder, such as Stable Diffusion."""
     return (folder / "unet").is_dir() and (folder / "text_encoder").is_dir()
 
 
 def is_lora(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (ABOUT, OF_PEFT, *OF_DIFFUSERS))
+    """Tell whether a folder holds a LoRA."""
+    return any((folder / name).exists() for name in (LORA_DESCRIPTION, PEFT_CONFIG, *DIFFUSERS_LORA_FILES))
 
 
 def local_folder(source: str) -> Path:
-    """A folder as it is, or that of a model on the hub."""
+    """Return the folder of a model: `source` itself, or the folder to which it is downloaded from the hub."""
     if os.path.isdir(source):
         return Path(source)
     if os.path.exists(source):
         raise UsageError(f"{source} is a file: give the folder of a diffusers model (with unet/ and scheduler/)")
-    nowhere = f"no model at {source!r}: give a diffusers folder (with unet/ and scheduler/) or a hub id"
-    folder = downloaded(source, FILES, nowhere)
-    if is_pipeline(folder):  # other kinds are refused before gigabytes are on their way
+    not_found = f"no model at {source!r}: give a diffusers folder (with unet/ and scheduler/) or a hub id"
+    folder = downloaded(source, FILES, not_found)
+    if is_pipeline(folder):  # refuse other kinds before gigabytes are downloaded
         check_kind(folder, source)
     else:
         check_index(folder, source, UNCONDITIONAL)
     networks = [part for part in NETWORKS if (folder / part / "config.json").exists()]
-    for place, form in enumerate(FORMS):  # what is there is not fetched again; what is half there is completed
-        lacking = [part for part in networks if form_of(folder / part) not in FORMS[:place]]
-        if lacking:
-            wanted = [str(Path(part, pattern)) for part in lacking for pattern in _patterns(*form)]
-            downloaded(source, wanted, nowhere)
+    for priority, form in enumerate(WEIGHT_FORMATS):  # a network that has weights in one format needs no later one
+        missing = [part for part in networks if weight_format(folder / part) not in WEIGHT_FORMATS[:priority]]
+        if missing:
+            wanted = [str(Path(part, pattern)) for part in missing for pattern in _patterns(*form)]
+            downloaded(source, wanted, not_found)
     return folder
 
 
 def local_configs(source: str) -> Path | None:
-    """A folder with what describes a model's parts, its weights aside; None where that is out of reach."""
+    """Return a folder with the settings of a model's parts, without weights; None if they cannot be downloaded."""
     if os.path.isdir(source):
         return Path(source)
     try:
@@ -80,53 +82,53 @@ def local_configs(source: str) -> Path | None:
         return None
 
 
-def form_of(folder: Path) -> tuple[str | None, str] | None:
-    """In which of the `FORMS` a network's weights lie here; None if there are none."""
+def weight_format(folder: Path) -> tuple[str | None, str] | None:
+    """Return the first of `WEIGHT_FORMATS` in which a folder has a network's weights; None if it has none."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    for form in FORMS:
+    for form in WEIGHT_FORMATS:
         if any(fnmatch(name, pattern) for name in names for pattern in _patterns(*form)):
             return form
     return None
 
 
 def _patterns(variant: str | None, ending: str) -> list[str]:
-    """The names of weights: in one file, or in several that are numbered."""
-    own = "" if variant is None else f".{variant}"
-    return [f"{stem}{own}{numbers}.{ending}" for stem in STEMS for numbers in ("", "-*-of-*")]
+    """Return patterns for the names of weight files: one file, or several numbered ones."""
+    infix = "" if variant is None else f".{variant}"
+    return [f"{stem}{infix}{numbers}.{ending}" for stem in STEMS for numbers in ("", "-*-of-*")]
 
 
-def downloaded(source: str, wanted: Sequence[str], nowhere: str) -> Path:
-    """The folder of what is `wanted` of a repository on the hub; `nowhere` is what to say if there is none."""
+def downloaded(source: str, wanted: Sequence[str], not_found: str) -> Path:
+    """Download the `wanted` files of a repository on the hub, and return their folder; an error says `not_found`."""
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise UsageError(nowhere)
+        raise UsageError(not_found)
     try:
         return Path(snapshot_download(source, allow_patterns=[*wanted]))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{nowhere} (the hub: {str(error).splitlines()[0]})") from error
+        raise UsageError(f"{not_found} (the hub: {str(error).splitlines()[0]})") from error
 
 
 @contextmanager
-def naming_the_model(source: str) -> Iterator[None]:
-    """Turn what loading a damaged model raises into one line."""
+def load_errors(source: str) -> Iterator[None]:
+    """Turn any error of loading a model into one line that names the model."""
     try:
         yield
     except DtrakError:
         raise
-    except Exception as error:  # each loader raises its own kinds, and refuses pickles with others
+    except Exception as error:  # each loader raises its own errors
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"cannot load the model {source!r}: it is damaged ({reason[:300]})") from error
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a folder with pipes or devices, which loaders would wait for."""
+    """Refuse a folder with pipes or devices, on which loaders would wait."""
     for path in (*folder.glob("*"), *folder.glob("*/*")):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise UsageError(f"{path} is a pipe or a device, not a file of a model")
 
 
 def whole_weights(kind: Any, folder: Path, source: str) -> Any:
-    """A network of diffusers or transformers, in float32; what is missing they would fill with random numbers."""
-    form = form_of(folder)
+    """Load a network of diffusers or transformers in float32; refuse missing weights, which they would make up."""
+    form = weight_format(folder)
     if form is None:
         raise UsageError(f"{source} has no weights: {folder.name}/ has neither .safetensors nor .bin")
     variant, ending = form
@@ -149,6 +151,7 @@ def whole_weights(kind: Any, folder: Path, source: str) -> Any:
 
 
 def read_config(folder: Path, name: Path, source: str) -> dict[str, Any]:
+    """Read a JSON file of a model's folder."""
     if not (folder / name).is_file():
         raise UsageError(f"{source} is not a diffusers model: it has no {name}")
     try:
@@ -158,31 +161,31 @@ def read_config(folder: Path, name: Path, source: str) -> dict[str, Any]:
 
 
 def check_index(folder: Path, source: str, supported: Sequence[str]) -> None:
-    """Refuse a folder that calls itself another pipeline: its parts would be read, and put together wrongly."""
+    """Refuse a folder of a pipeline that is not supported: its parts would be put together wrongly."""
     index = Path("model_index.json")
     if not (folder / index).exists():
         return
     kind = read_config(folder, index, source).get("_class_name")
     if kind not in supported:
         raise UsageError(
-            f"{source} is a {kind}: {', '.join((*UNCONDITIONAL, *CONDITIONAL))} are supported; of another pipeline, "
-            "wrap the network in dtrak.DiffusionModel"
+            f"{source} is a {kind}: {', '.join((*UNCONDITIONAL, *CONDITIONAL))} are supported; wrap the network "
+            "of another pipeline in dtrak.DiffusionModel"
         )
 
 
 def check_schedule(folder: Path, part: Path, source: str) -> None:
-    """Refuse a schedule that is no list of β: of it, diffusers' DDPMScheduler would take its own instead."""
+    """Refuse a schedule without β: diffusers' DDPMScheduler would use its own defaults instead."""
     schedule = read_config(folder, part / "scheduler_config.json", source)
     kind = schedule.get("_class_name", "DDPMScheduler")
     if kind != "DDPMScheduler" and not schedule.get("beta_schedule") and not schedule.get("trained_betas"):
         raise UsageError(
-            f"{source}: its schedule is a {kind}, which adds noise otherwise than a DDPMScheduler: wrap its network in "
-            "dtrak.DiffusionModel"
+            f"{source}: its schedule is a {kind}, which adds noise in another way than a DDPMScheduler: wrap its "
+            "network in dtrak.DiffusionModel"
         )
 
 
 def check_kind(folder: Path, source: str) -> None:
-    """Say what is lacking or other than expected before diffusers stumbles over it."""
+    """Refuse a pipeline that is incomplete or not supported, before diffusers raises an unclear error."""
     check_index(folder, source, CONDITIONAL)
     unet = read_config(folder, Path("unet", "config.json"), source)
     if (kind := unet.get("_class_name")) != "UNet2DConditionModel":
@@ -191,9 +194,9 @@ def check_kind(folder: Path, source: str) -> None:
     if (folder / "text_encoder_2").exists() or not str(text.get("model_type", "")).startswith("clip"):
         raise UsageError(f"{source}: only pipelines with one CLIP text encoder are supported: Stable Diffusion 1 and 2")
     check_schedule(folder, Path("scheduler"), source)
-    for setting in OTHERWISE_TOLD:
+    for setting in OTHER_CONDITIONS:
         if unet.get(setting):
-            raise UsageError(f"{source}: its U-Net is told more than prompts ({setting} is {unet[setting]!r})")
+            raise UsageError(f"{source}: its U-Net takes more than prompts ({setting} is {unet[setting]!r})")
     before, after = (unet.get(f"{side}_channels", 4) for side in ("in", "out"))
     if before != after:
         raise UsageError(

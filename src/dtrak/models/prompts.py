@@ -1,7 +1,7 @@
-"""What a model is told about a picture: its prompt.
+"""The prompts of images.
 
-The prompt of an image is the one it has in its column `prompt`; else the model's template filled in from its columns,
-"a {label} painting"; else its caption; else none, the empty one.
+The prompt of an image is that in its column `prompt`; else the model's template, such as "a {label} painting", filled
+in from its columns; else its caption; else the empty prompt.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,16 @@ from dtrak.images.images import Images
 from dtrak.models.text_encoders import TextEncoder
 from dtrak.progress import say
 
-PROMPT = "prompt"  # the column of images that come with one
+PROMPT = "prompt"  # the column of images that have their own prompts
 CAPTIONS = ("caption", "text")  # columns that describe an image in words
 ALIASES = {"class": "label"}
-CLASSES = {"label"}  # named after folders, which have no blanks: ukiyo_e
+CLASSES = {"label"}  # columns whose values are names of folders, with _ for blanks: ukiyo_e
 
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
+    """A text encoder, and the template for the prompts of images."""
+
     encoder: TextEncoder
     template: str | None = None
 
@@ -29,7 +31,7 @@ class Prompts:
             check_columns(self.template, images, "the prompt")
 
     def of(self, images: Images) -> list[str]:
-        """The prompt of each image; says what was taken for those without one of their own."""
+        """Return the prompt of each image; print what was used for images without their own prompt."""
         found = prompts_of(images, self.template)
         filled = sum(own is None and bool(prompt) for own, prompt in zip(_column(images, PROMPT), found, strict=True))
         if filled:
@@ -38,28 +40,31 @@ class Prompts:
         missing = [str(id_) for id_, prompt in zip(images.ids, found, strict=True) if not prompt]
         if missing:
             which = "all images" if len(missing) == len(images) else ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
-            say(f"No prompt for {which} of {images.source}: the empty one is taken")
+            say(f"No prompt for {which} of {images.source}: the empty prompt is used")
         return found
 
 
 def prompts_of(images: Images, template: str | None) -> list[str]:
-    """The prompt of each image, empty where it has none."""
+    """Return the prompt of each image, empty if it has none."""
     if template is None:
         captions = next((_column(images, name) for name in CAPTIONS if name in images.columns), [None] * len(images))
-        described = [caption or "" for caption in captions]
+        others = [caption or "" for caption in captions]
     else:
-        described = _filled(images, template)
+        others = _filled(images, template)
     own = _column(images, PROMPT)
-    return [other if prompt is None else prompt for prompt, other in zip(own, described, strict=True)]
+    return [other if prompt is None else prompt for prompt, other in zip(own, others, strict=True)]
 
 
 def fields_of(template: str) -> list[str]:
-    """The columns that a template names."""
+    """Return the columns that a template names."""
     return [name for _, name in _parts(template) if name is not None]
 
 
 def check_columns(template: str, images: Images, what: str) -> None:
-    """Refuse a template with a column that the images lack, unless each has its own prompt; `what` is in the error."""
+    """Refuse a template with a column that the images lack, unless each image has its own prompt.
+
+    An error calls the template `what`.
+    """
     lacking = [name for name in fields_of(template) if name not in images.columns]
     if lacking and None in _column(images, PROMPT):
         raise UsageError(
@@ -69,9 +74,9 @@ def check_columns(template: str, images: Images, what: str) -> None:
 
 
 def _parts(template: str) -> list[tuple[str, str | None]]:
-    """A template's texts, each with the column that follows it; anything else that Python's format takes is refused.
+    """Divide a template into texts, each with the column that follows it; refuse all else that Python's format allows.
 
-    Widths and attributes could take all memory, or print what is none of a prompt's business.
+    Widths could take all memory, and attributes could print internals of Python.
     """
     try:
         parts = list(Formatter().parse(template))
@@ -87,19 +92,19 @@ def _parts(template: str) -> list[tuple[str, str | None]]:
 
 
 def _filled(images: Images, template: str) -> list[str]:
-    """The template for each image, empty where the image lacks something that it names."""
+    """Fill in the template for each image; the result is empty if the image lacks a value that the template names."""
     parts = _parts(template)
     columns = {name: _column(images, name) for _, name in parts if name is not None}
     filled = []
     for row in range(len(images)):
         values = {name: column[row] or "" for name, column in columns.items()}
         values |= {name: values[name].replace("_", " ") for name in CLASSES & values.keys()}
-        whole = "".join(text + (values[name] if name is not None else "") for text, name in parts)
-        filled.append(whole if all(values.values()) else "")
+        prompt = "".join(text + (values[name] if name is not None else "") for text, name in parts)
+        filled.append(prompt if all(values.values()) else "")
     return filled
 
 
 def _column(images: Images, name: str) -> list[str | None]:
-    """A column as text; None where there is nothing."""
+    """Return a column as text; None where an image has no value."""
     values = images.columns.get(name)
     return [None] * len(images) if values is None else [None if one is None else str(one) for one in values.tolist()]

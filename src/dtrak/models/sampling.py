@@ -1,6 +1,6 @@
-"""Draw pictures: from x_T ~ N(0, I) down to x_0 in a few dozen steps of DDIM, the same for the same seed.
+"""Draw pictures from x_T ~ N(0, I) to x_0 in a few dozen steps of DDIM; the same seed gives the same picture.
 
-Each picture has a seed of its own, so that any one of them can be drawn again alone.
+Each picture has its own seed, so that any one of them can be drawn again alone.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,11 @@ BATCH = 30
 
 @dataclass(frozen=True, eq=False)
 class Samples:
+    """Pictures, and how they were drawn."""
+
     pictures: Tensor  # [B, C, H, W] in [−1, 1]
     trajectory: Tensor | None  # x_t before each step, then x_0: [steps + 1, B, C, H, W], latents of latent models
-    estimates: Tensor | None  # x̂_0, what each step took x_t for: [steps, B, C, H, W]
+    estimates: Tensor | None  # x̂_0, the image that each step estimates from x_t: [steps, B, C, H, W]
     timesteps: Tensor  # t of each step [steps], falling
 
 
@@ -34,13 +36,13 @@ def sample(
     prompts: Sequence[str] | None = None,
     guidance: float | None = None,
 ) -> Samples:
-    """One picture for each seed, and prompt; with `trajectory`, every x_t and x̂_0 on the way as well.
+    """Draw a picture for each seed and its prompt; with `trajectory`, keep every x_t and x̂_0 as well.
 
-    Guidance g follows the prompt c further than the model would by itself: ε_θ(x) + g (ε_θ(x, c) − ε_θ(x)).
+    Guidance g makes pictures follow the prompt c more closely: ε_θ(x) + g (ε_θ(x, c) − ε_θ(x)).
     """
-    condition = prompts or [""] * len(seeds)
+    texts = prompts or [""] * len(seeds)
     batches = [slice(start, start + BATCH) for start in range(0, len(seeds), BATCH)]
-    parts = [_batch(model, seeds[rows], steps, trajectory, condition[rows], guidance) for rows in batches]
+    parts = [_batch(model, seeds[rows], steps, trajectory, texts[rows], guidance) for rows in batches]
     paths = [part.trajectory for part in parts if part.trajectory is not None]
     estimates = [part.estimates for part in parts if part.estimates is not None]
     return Samples(
@@ -67,11 +69,11 @@ def _batch(
     path, estimates = [x], []
     for t in steps_of("draw", list(solver.timesteps), "steps"):
         timesteps = t.to(model.device).expand(len(x))
-        answer = model.predict(x, timesteps, condition)
+        prediction = model.predict(x, timesteps, condition)
         if unconditional is not None and guidance is not None:
             without = model.predict(x, timesteps, unconditional)
-            answer = without + guidance * (answer - without)
-        step = solver.step(answer, t, x)
+            prediction = without + guidance * (prediction - without)
+        step = solver.step(prediction, t, x)
         x = step.prev_sample
         if not x.isfinite().all():
             bad = seeds[int((~x.isfinite()).flatten(1).any(1).nonzero()[0])]
@@ -90,7 +92,7 @@ def _batch(
 def _conditions(
     model: DiffusionModel, prompts: Sequence[str], guidance: float | None
 ) -> tuple[Condition, Condition | None]:
-    """The condition that the prompts make, and that of empty prompts if guidance wants it."""
+    """Return the condition of the prompts, and that of empty prompts if guidance needs it."""
     if model.prompts is None:
         return {}, None
     condition = model.prompts.encoder(prompts)
@@ -98,5 +100,5 @@ def _conditions(
 
 
 def to_pixels(pictures: Tensor) -> Tensor:
-    """uint8 [B, H, W, C] from [B, C, H, W] in [−1, 1]."""
+    """Turn pictures [B, C, H, W] in [−1, 1] into pixels, uint8 [B, H, W, C]."""
     return ((pictures + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()

@@ -1,4 +1,4 @@
-"""What a recipe's section `model` says, for each family of models."""
+"""The section `model` of a recipe, for each family of models."""
 
 from typing import Annotated, Literal
 
@@ -6,23 +6,23 @@ from pydantic import Field
 
 from dtrak.limits import MOST
 from dtrak.models.unet_settings import UNet
-from dtrak.sections import Fraction, Open, Positive, Section
+from dtrak.sections import Fraction, OpenFraction, Positive, Section
 
 Shape = tuple[int, int, int]  # (C, H, W) of an image
 
 
 class Schedule(Section):
-    """The noise schedule, in diffusers' words."""
+    """The noise schedule; the fields have the names of diffusers."""
 
     num_train_timesteps: Annotated[Positive, Field(le=MOST["num_train_timesteps"])] = 1000
     beta_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
-    beta_start: Open = 1e-4
-    beta_end: Open = 0.02
+    beta_start: OpenFraction = 1e-4
+    beta_end: OpenFraction = 0.02
     prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
 
 
 class DDPMSettings(Section):
-    """An unconditional DDPM; `unet` is the configuration of diffusers' UNet2DModel, size and channels aside."""
+    """An unconditional DDPM; `unet` is the configuration of diffusers' UNet2DModel, without size and channels."""
 
     kind: Literal["ddpm"] = "ddpm"
     unet: UNet
@@ -30,7 +30,7 @@ class DDPMSettings(Section):
 
 
 class LoRA(Section):
-    """Which layers of a frozen network get a trained update of low rank, in peft's words."""
+    """Which layers of a frozen network get a trained update of low rank; the fields have the names of peft."""
 
     rank: Annotated[Positive, Field(le=MOST["rank"])]
     alpha: Positive  # the update is scaled by alpha / rank
@@ -44,4 +44,4 @@ class StableDiffusionSettings(Section):
     kind: Literal["stable-diffusion"]
     base: str  # a pipeline's folder, or a hub id
     lora: LoRA
-    prompt: str  # over an image's columns: "a {label} painting", "{caption}"
+    prompt: str  # a template with the names of columns: "a {label} painting", "{caption}"

@@ -1,9 +1,9 @@
-"""Stable Diffusion 1 and 2: a U-Net on latents that is told a prompt; fine-tuned as a whole, or by LoRA.
+"""Stable Diffusion 1 and 2: a U-Net on latents that takes a prompt, fine-tuned as a whole or by a LoRA.
 
-    W x  becomes  W x + (α / r) B A x        A [r, in] and B [out, r] learn, W stays
+    W x  becomes  W x + (α / r) B A x        A [r, in] and B [out, r] are trained, W is frozen
 
-A pipeline lies in diffusers' own layout. A LoRA lies in a folder or file as diffusers or peft saves it; one that was
-trained here says in dtrak.json which pipeline it belongs to and what its prompts were.
+A pipeline is a folder in the layout of diffusers. A LoRA is a folder or file in the format of diffusers or peft; one
+that dtrak trained names its pipeline and its prompts in dtrak.json.
 """
 
 import os
@@ -24,16 +24,16 @@ from dtrak.files import whole_folder, write_json
 from dtrak.models.autoencoder import Autoencoder
 from dtrak.models.diffusion import LORA, DiffusionModel
 from dtrak.models.pipelines import (
-    ABOUT,
-    ADAPTERS,
-    OF_DIFFUSERS,
-    OF_PEFT,
+    DIFFUSERS_LORA_FILES,
+    LORA_DESCRIPTION,
+    PEFT_CONFIG,
+    PEFT_LORA_FILES,
     check_files,
     check_kind,
     downloaded,
+    load_errors,
     local_configs,
     local_folder,
-    naming_the_model,
     read_config,
     whole_weights,
 )
@@ -41,13 +41,13 @@ from dtrak.models.prompts import Prompts
 from dtrak.models.settings import LoRA
 from dtrak.models.text_encoders import ClipText
 
-logging.disable_progress_bar()  # they load in less time than a bar takes to draw
+logging.disable_progress_bar()  # loading is too short for a bar
 
-ADAPTER = "default"  # the name that peft gives it
+ADAPTER = "default"  # peft's name of a LoRA
 
 
 def new(base: str, lora: LoRA, template: str, shape: tuple[int, int, int], source: str) -> DiffusionModel:
-    """A pipeline with a new LoRA for images of `shape` (C, H, W), from torch's global generator."""
+    """Load a pipeline for images of `shape` (C, H, W), with a new LoRA drawn from torch's global generator."""
     model = load(local_folder(base), base, template=template).fitted_to(shape)
     add_lora(model.network, lora, source)
     model.network.eval()
@@ -55,15 +55,15 @@ def new(base: str, lora: LoRA, template: str, shape: tuple[int, int, int], sourc
 
 
 def check(base: str, lora: LoRA, shape: tuple[int, int, int], images: str, source: str) -> None:
-    """Refuse what `new` would refuse, from what describes the pipeline's parts; no weights are read.
+    """Refuse what `new` would refuse, using only the settings of the pipeline's parts; no weights are read.
 
-    `images` is where the images of `shape` come from. A pipeline that is out of reach is left to `new`.
+    `images` names the source of the images of `shape`. If the settings cannot be read, nothing is refused.
     """
     configs = local_configs(base)
     if configs is None:
         return
     check_kind(configs, base)
-    with naming_the_model(base):
+    with load_errors(base):
         scheduler = DDPMScheduler.from_pretrained(configs / "scheduler")
         with torch.device("meta"):
             unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(configs / "unet"))
@@ -74,7 +74,7 @@ def check(base: str, lora: LoRA, shape: tuple[int, int, int], images: str, sourc
 
 
 def add_lora(unet: UNet2DConditionModel, lora: LoRA, source: str) -> None:
-    """Freeze a U-Net and give it a new LoRA."""
+    """Freeze a U-Net and add a new LoRA to it."""
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -90,7 +90,7 @@ def add_lora(unet: UNet2DConditionModel, lora: LoRA, source: str) -> None:
 
 
 def save(model: DiffusionModel, folder: Path) -> None:
-    """Write the LoRA as diffusers does, so that `pipeline.load_lora_weights(folder)` opens it."""
+    """Write the LoRA in the format of diffusers, which `pipeline.load_lora_weights(folder)` opens."""
     assert model.prompts is not None
     unet: UNet2DConditionModel = model.network
     config = unet.peft_config[ADAPTER]
@@ -105,27 +105,27 @@ def save(model: DiffusionModel, folder: Path) -> None:
             temporary,
             unet_lora_layers=layers,
             safe_serialization=True,
-            # diffusers would leave dropout on when it draws
+            # diffusers would apply the dropout when it draws pictures
             unet_lora_adapter_metadata=config.to_dict() | {"lora_dropout": 0.0},
         )
-        write_json(temporary / ABOUT, about)
+        write_json(temporary / LORA_DESCRIPTION, about)
 
 
 def load(folder: Path, source: str, lora: str | None = None, template: str | None = None) -> DiffusionModel:
-    """Open a pipeline's folder, with a LoRA if one is given; `source` is what the user typed."""
+    """Load a pipeline's folder, with a LoRA if one is given; `source` is what the user typed."""
     check_kind(folder, source)
     check_files(folder)
-    with naming_the_model(source):
+    with load_errors(source):
         unet = whole_weights(UNet2DConditionModel, folder / "unet", source)
         vae = whole_weights(AutoencoderKL, folder / "vae", source)
         encoder = whole_weights(CLIPTextModel, folder / "text_encoder", source)
         tokenizer = CLIPTokenizer.from_pretrained(folder / "tokenizer")
-        scheduler = DDPMScheduler.from_pretrained(folder / "scheduler", clip_sample=False)  # latents go beyond ±1
+        scheduler = DDPMScheduler.from_pretrained(folder / "scheduler", clip_sample=False)  # latents may be beyond ±1
     for network in (vae, encoder):
         network.requires_grad_(False).eval()
     if lora is not None:
         unet.requires_grad_(False)
-        _add_lora(unet, encoder, lora, source)
+        _load_lora_weights(unet, encoder, lora, source)
     unet.eval()
     return DiffusionModel(
         unet,
@@ -140,35 +140,35 @@ def load(folder: Path, source: str, lora: str | None = None, template: str | Non
 
 
 def _shape_of(unet: UNet2DConditionModel) -> tuple[int, int, int]:
-    """(C, H, W) of the latents that a U-Net was made for."""
+    """Return the shape (C, H, W) of the latents that a U-Net was made for."""
     size = unet.config.sample_size
     height, width = (size, size) if isinstance(size, int) else size
     return unet.config.in_channels, height, width
 
 
-def lora_of(unet: UNet2DConditionModel) -> dict[str, Any]:
-    """The settings of a U-Net's LoRA, and the rank that it has at each of its layers."""
+def lora_settings(unet: UNet2DConditionModel) -> dict[str, Any]:
+    """Return the settings of a U-Net's LoRA, and its rank at each layer."""
     config = unet.peft_config[ADAPTER]
     ranks = {name.partition(".lora_A")[0]: len(value) for name, value in unet.named_parameters() if ".lora_A" in name}
     return {"lora": {"rank": config.r, "alpha": config.lora_alpha, "rank at": ranks}}
 
 
-def lora_made_of(lora: LoRA, unet: UNet2DConditionModel, source: str) -> dict[str, Any]:
-    """What `lora_of` says of a new LoRA on such a U-Net."""
+def new_lora_settings(lora: LoRA, unet: UNet2DConditionModel, source: str) -> dict[str, Any]:
+    """Return the `lora_settings` that a new LoRA on such a U-Net would have."""
     with torch.device("meta"):
         built = UNet2DConditionModel.from_config(unet.config)
         add_lora(built, lora, source)
-    return lora_of(built)
+    return lora_settings(built)
 
 
 def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:
-    """Open a LoRA that says to which pipeline it belongs."""
+    """Load a LoRA that names its pipeline, together with the pipeline."""
     base = None
-    if (folder / ABOUT).exists():
-        about = read_config(folder, Path(ABOUT), str(folder))
+    if (folder / LORA_DESCRIPTION).exists():
+        about = read_config(folder, Path(LORA_DESCRIPTION), str(folder))
         base, template = about.get("base"), template or about.get("prompt")
-    elif (folder / OF_PEFT).exists():
-        base = read_config(folder, Path(OF_PEFT), str(folder)).get("base_model_name_or_path")
+    elif (folder / PEFT_CONFIG).exists():
+        base = read_config(folder, Path(PEFT_CONFIG), str(folder)).get("base_model_name_or_path")
     if not base:
         raise UsageError(
             f"{folder} is a LoRA that does not name its pipeline: give the pipeline as the model, and this as its LoRA"
@@ -176,16 +176,16 @@ def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:
     return load(local_folder(base), base, str(folder), template)
 
 
-def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, source: str) -> None:
-    """Give the networks the weights that lie in a folder or file, in the formats of diffusers or of peft."""
+def _load_lora_weights(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, source: str) -> None:
+    """Load a LoRA's weights into the networks, from a folder or file in the format of diffusers or peft."""
     path = _local_lora(lora)
     check_files(path)
     try:
-        if (path / OF_PEFT).exists():
-            _add_of_peft(unet, path)
+        if (path / PEFT_CONFIG).exists():
+            _load_peft_weights(unet, path)
             return
         weights, alphas, about = StableDiffusionLoraLoaderMixin.lora_state_dict(
-            str(path), return_lora_metadata=True, **_named(path)
+            str(path), return_lora_metadata=True, **_file_name(path)
         )
         if not weights or any("lora" not in name for name in weights):
             raise UsageError(f"{lora} holds no LoRA of a Stable Diffusion pipeline")
@@ -197,7 +197,7 @@ def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, sou
             )
     except DtrakError:
         raise
-    except Exception as error:  # on damaged files, and on pickles that hold more than numbers, each its own kind
+    except Exception as error:  # damaged files, and pickles that hold more than tensors, raise errors of many kinds
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"the LoRA {lora!r} does not fit {source!r}: {reason[:300]}") from error
     if not any(LORA in name for name, _ in unet.named_parameters()):
@@ -205,38 +205,38 @@ def _add_lora(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora: str, sou
 
 
 def _local_lora(lora: str) -> Path:
-    """The folder or file of a LoRA; peft's weights are named by their folder, which says what they are."""
+    """Return the folder or file of a LoRA; for a file of peft its folder, which also holds its settings."""
     path = Path(lora)
-    if os.path.isfile(path) and (path.parent / OF_PEFT).exists():
+    if os.path.isfile(path) and (path.parent / PEFT_CONFIG).exists():
         return path.parent
     if os.path.isfile(path) or os.path.isdir(path):
         return path
-    nowhere = f"no LoRA at {lora!r}: give a folder, a .safetensors file or a hub id"
-    return downloaded(lora, ["*.json", "*.safetensors", *OF_DIFFUSERS, *ADAPTERS], nowhere)
+    not_found = f"no LoRA at {lora!r}: give a folder, a .safetensors file or a hub id"
+    return downloaded(lora, ["*.json", "*.safetensors", *DIFFUSERS_LORA_FILES, *PEFT_LORA_FILES], not_found)
 
 
-def _named(path: Path) -> dict[str, str]:
-    """The file of a LoRA in a folder: by its usual name, or the only one that there is."""
+def _file_name(path: Path) -> dict[str, str]:
+    """Return the argument that names the file of a LoRA in a folder: the usual file, or the only one."""
     if not path.is_dir():
         return {}
-    usual = [name for name in OF_DIFFUSERS if (path / name).exists()]
+    usual = [name for name in DIFFUSERS_LORA_FILES if (path / name).exists()]
     names = usual[:1] or sorted(file.name for file in path.glob("*.safetensors"))
     if len(names) != 1:
         raise UsageError(f"{path} holds {len(names)} .safetensors files: give the one with the LoRA")
     return {"weight_name": names[0]}
 
 
-def _add_of_peft(unet: UNet2DConditionModel, folder: Path) -> None:
-    """What peft's PeftModel.save_pretrained writes for a U-Net."""
+def _load_peft_weights(unet: UNet2DConditionModel, folder: Path) -> None:
+    """Load a U-Net's LoRA that peft's PeftModel.save_pretrained has written."""
     unet.add_adapter(LoraConfig.from_pretrained(str(folder)), ADAPTER)
     prefix = "base_model.model."
     weights = {name.removeprefix(prefix): value for name, value in load_peft_weights(str(folder), "cpu").items()}
-    outcome = set_peft_model_state_dict(unet, weights, adapter_name=ADAPTER)
-    missing = [name for name in outcome.missing_keys if LORA in name]
-    if missing or outcome.unexpected_keys:
-        raise ValueError(f"it lacks {missing[0]}" if missing else f"it has {outcome.unexpected_keys[0]}")
+    result = set_peft_model_state_dict(unet, weights, adapter_name=ADAPTER)
+    missing = [name for name in result.missing_keys if LORA in name]
+    if missing or result.unexpected_keys:
+        raise ValueError(f"it lacks {missing[0]}" if missing else f"it has {result.unexpected_keys[0]}")
 
 
 def full_name(base: str) -> str:
-    """What names the pipeline from anywhere."""
+    """Return a name of the pipeline that is valid in any working folder."""
     return str(Path(base).resolve()) if os.path.exists(base) else base

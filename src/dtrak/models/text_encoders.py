@@ -1,4 +1,4 @@
-"""From prompts to what a network is told. Stable Diffusion 1 and 2 have one CLIP; others have several encoders."""
+"""Text encoders turn prompts into conditions. Stable Diffusion 1 and 2 have one CLIP; others have several encoders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,35 +11,35 @@ from torch import nn
 from dtrak.models.conditions import Condition
 from dtrak.models.fingerprints import digest_of
 
-AT_ONCE = 64
+TEXTS_AT_ONCE = 64
 
 
 class TextEncoder(Protocol):
-    """As many encoders as a model has, behind one call."""
+    """All text encoders of a model, called as one."""
 
     def __call__(self, texts: Sequence[str], /) -> Condition:
-        """What the network is told with each of B texts, each [B, …]; no gradients."""
+        """Return the condition of B texts, each [B, …], without gradients."""
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with whatever changes the answers."""
+        """16 hexadecimal digits that change with anything that changes the conditions."""
 
     def to(self, device: str | torch.device, /) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
 class ClipText:
-    """The last hidden states of a CLIP, {"encoder_hidden_states": [B, tokens, width]}."""
+    """Encode texts as the last hidden states of a CLIP, {"encoder_hidden_states": [B, tokens, width]}."""
 
     tokenizer: Any  # transformers' CLIPTokenizer
-    network: nn.Module  # and its CLIPTextModel
+    network: nn.Module  # transformers' CLIPTextModel
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Condition:
         parts = []
-        for start in range(0, len(texts), AT_ONCE):
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
             tokens = self.tokenizer(
-                list(texts[start : start + AT_ONCE]),
+                list(texts[start : start + TEXTS_AT_ONCE]),
                 padding="max_length",
                 max_length=self.tokenizer.model_max_length,
                 truncation=True,
@@ -51,12 +51,12 @@ class ClipText:
 
     @cached_property
     def fingerprint(self) -> str:
-        words = self.tokenizer
+        tokenizer = self.tokenizer
         parts = [
-            sorted(words.get_vocab().items()),
-            words.special_tokens_map,
-            words.model_max_length,
-            words.padding_side,
+            sorted(tokenizer.get_vocab().items()),
+            tokenizer.special_tokens_map,
+            tokenizer.model_max_length,
+            tokenizer.padding_side,
         ]
         return digest_of(self.network, repr(parts).encode())
 

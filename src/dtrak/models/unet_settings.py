@@ -1,6 +1,6 @@
-"""What a recipe may say about a U-Net, in diffusers' words: whatever UNet2DModel takes, with numbers that make sense.
+"""The settings of a U-Net in a recipe: all settings of diffusers' UNet2DModel, with limits for their numbers.
 
-diffusers itself divides by zero, or builds for hours, where they do not.
+With numbers outside these limits, diffusers would divide by zero or take hours to build the network.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ Channels = Annotated[int, Field(gt=0, le=MOST["channels"])]
 Names = Annotated[list[str], Field(min_length=1, max_length=MOST["blocks"])]
 
 
-class Known(BaseModel):
-    """The settings whose numbers are looked at one by one. What is not given is as diffusers has it."""
+class CheckedSettings(BaseModel):
+    """The settings whose values are checked one by one; diffusers' defaults are used for those that are not given."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     __pydantic_extra__: dict[str, JsonValue]
@@ -34,9 +34,9 @@ class Known(BaseModel):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
-def _sensible(unet: dict[str, Any]) -> dict[str, Any]:
-    """The settings as they are; refuses numbers that no U-Net can be built with."""
-    Known.model_validate(unet)
+def _checked(unet: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings unchanged; refuse numbers with which no U-Net can be built."""
+    CheckedSettings.model_validate(unet)
     for name, number in _numbers(unet, ""):
         if abs(number) > MOST["channels"]:
             raise ValueError(
@@ -46,7 +46,7 @@ def _sensible(unet: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, int]]:
-    """Every whole number in nested settings, by its place."""
+    """Yield every whole number in nested settings, with its name."""
     match value:
         case int():
             yield name, value
@@ -55,4 +55,4 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, int]]:
                 yield from _numbers(inner, f"{name}.{key}" if name else str(key))
 
 
-UNet = Annotated[dict[str, Any], AfterValidator(_sensible)]
+UNet = Annotated[dict[str, Any], AfterValidator(_checked)]

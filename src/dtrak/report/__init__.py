@@ -35,7 +35,7 @@ def write_report(run: Run) -> Path:
     made_by, path = run.folder / "attribution.json", run.folder / "scores.npz"
     if not path.exists() or not made_by.exists():
         raise UsageError(f"{run.folder} has no scores yet: `dtrak attribute {run.folder}` makes them")
-    settings = run.last_attribution()
+    settings = run.read_attribution()
     if settings is None:
         raise UsageError(
             f"{made_by} does not say how the scores were made: `dtrak attribute {run.folder}` makes both again"

@@ -1,1 +1,1 @@
-"""Runs: recipes, training, drawing pictures, and the folder that keeps it all."""
+"""Runs: recipes, training, drawing pictures, and the folder of a run that keeps all results."""

@@ -1,4 +1,4 @@
-"""Score a run's training images: as its recipe says, and with what the run has."""
+"""Score a run's training images with the settings of its recipe and the files of the run."""
 
 import time
 from collections.abc import Sequence
@@ -26,27 +26,27 @@ from dtrak.models import DiffusionModel
 from dtrak.noise import stable_hash
 from dtrak.runs.run import BENCHMARK, Run
 
-PATHS = ("checkpoints", "retrained", "latents")  # settings that name files
-NOT_IN_FEATURES = ("batch_size", "skip_bad", "projection_seed")  # features are the same whatever these are
+PATH_SETTINGS = ("checkpoints", "retrained", "latents")  # settings that name files
+NOT_IN_FEATURES = ("batch_size", "skip_bad", "projection_seed")  # settings that do not change features
 
 
 def settings_of(run: Run) -> Settings:
-    """How the run's images are scored: as its recipe says, with what the run has beside its model and images."""
+    """Return the settings of the run's recipe, with the run's own checkpoints, latents and retrained models."""
     recipe = run.recipe
-    found = Settings(**{one.name: getattr(recipe.attribution, one.name) for one in fields(Settings)})
-    found = replace(found, ddim_steps=recipe.generation.steps)
+    settings = Settings(**{field.name: getattr(recipe.attribution, field.name) for field in fields(Settings)})
+    settings = replace(settings, ddim_steps=recipe.generation.steps)
     if recipe.family.takes_prompts:
-        found = replace(found, guidance=recipe.generation.guidance, latents=run.latents)
-    if found.checkpoints is None and (run.folder / "checkpoints").exists():
-        found = replace(found, checkpoints=run.folder / "checkpoints")
-    if found.retrained is None and (run.folder / BENCHMARK / "masks.npy").exists():  # written when it is complete
-        found = replace(found, retrained=run.folder / BENCHMARK)
-    return found
+        settings = replace(settings, guidance=recipe.generation.guidance, latents=run.latents)
+    if settings.checkpoints is None and (run.folder / "checkpoints").exists():
+        settings = replace(settings, checkpoints=run.folder / "checkpoints")
+    if settings.retrained is None and (run.folder / BENCHMARK / "masks.npy").exists():  # it is written last
+        settings = replace(settings, retrained=run.folder / BENCHMARK)
+    return settings
 
 
 @dataclass(frozen=True)
 class LastAttribution:
-    """What a run was asked last, and how it was scored."""
+    """The pictures that were attributed last in a run, and the methods and settings."""
 
     queries: str
     methods: list[str]
@@ -54,28 +54,28 @@ class LastAttribution:
 
 
 def last_attribution(run: Run) -> LastAttribution | None:
-    """From the run's attribution.json; None if it is not there, or does not say so."""
-    kept = run.last_attribution()
+    """Read the run's last attribution from attribution.json; None if the file is missing or not valid."""
+    kept = run.read_attribution()
     if kept is None:
         return None
-    there = {one.name: kept[one.name] for one in fields(Settings) if one.name in kept}
-    for name in PATHS:
-        if isinstance(there.get(name), str):
-            there[name] = Path(run.located(there[name]))
+    kept_settings = {field.name: kept[field.name] for field in fields(Settings) if field.name in kept}
+    for name in PATH_SETTINGS:
+        if isinstance(kept_settings.get(name), str):
+            kept_settings[name] = Path(run.located(kept_settings[name]))
     try:
-        settings = TypeAdapter(Settings).validate_python(asdict(settings_of(run)) | there)
+        settings = TypeAdapter(Settings).validate_python(asdict(settings_of(run)) | kept_settings)
     except (ValueError, UsageError):
         return None
     return LastAttribution(kept["queries"], kept["method"], settings)
 
 
 def features_folder(run: Run, settings: Settings, prefix: str = "") -> Path:
-    """Every way to make features has a folder of its own in the run, whose name begins with the `prefix`."""
+    """Return the folder in the run for features with these settings; its name begins with the `prefix`."""
     return run.folder / "features" / f"{prefix}{features_name(settings, run.recipe.timesteps)}"
 
 
 def features_name(settings: Settings, total: int) -> str:
-    """A name of its own for every way to make features, however the T = `total` timesteps are chosen."""
+    """Return a name that is different for all settings that give different features; `total` is T."""
     kind = settings.projection_of(apart=False)
     values = asdict(settings.features) | {"timesteps": select_timesteps(settings.timesteps, total), "projection": kind}
     for name in NOT_IN_FEATURES:
@@ -96,8 +96,8 @@ def attribute_run(
 ) -> dict[str, Scores]:
     """Score the run's training images for some pictures.
 
-    The run keeps the scores as scores.npz, and how they were made as attribution.json, for its report. The same
-    question is not answered twice.
+    The run keeps the scores in scores.npz, and their settings in attribution.json, for its report. If the kept scores
+    have the same settings, they are returned.
     """
     train_images, query_images = run.train_images, run.query_images(queries)
     fingerprints = [model.fingerprint, train_images.fingerprint, query_images.fingerprint]
@@ -111,8 +111,8 @@ def attribute_run(
         "fingerprints": fingerprints,
     }
     scores_path, made_by_path = run.folder / "scores.npz", run.folder / "attribution.json"
-    if made_by.items() <= (run.last_attribution() or {}).items():
-        with suppress(DtrakError):  # scores that are gone or damaged are made again
+    if made_by.items() <= (run.read_attribution() or {}).items():
+        with suppress(DtrakError):  # missing or damaged scores are computed again
             return load_scores(scores_path)
     started = time.monotonic()
     folder = cache or features_folder(run, settings)
@@ -120,7 +120,7 @@ def attribute_run(
         model, train_images, query_images, methods, settings, cache=folder, device=device, engine=engine
     )
     if made_by_path.exists():
-        write_json(made_by_path, {})  # so that the two never speak of different scores
+        write_json(made_by_path, {})  # so that it never describes other scores than those in scores.npz
     save_scores(scores_path, scores)
     write_json(made_by_path, made_by | {"seconds": round(time.monotonic() - started, 1)})
     return scores
@@ -135,13 +135,13 @@ def prepare_run(
     cache: Path | None = None,
     engine: Engine | None = None,
 ) -> tuple[Task, list[Method]]:
-    """The task of scoring a run's training images, and its methods."""
+    """Prepare the scoring of a run's training images: return the task and the methods."""
     folder = cache or features_folder(run, settings)
     return prepare(model, run.train_images, queries, methods, settings, folder, engine=engine)
 
 
 def portable_settings(run: Run, settings: Settings) -> dict[str, Any]:
-    """The settings with paths that name their files from anywhere."""
+    """Return the settings with paths that stay valid in any working folder."""
     return {
         name: run.portable(str(value)) if isinstance(value, Path) else value for name, value in asdict(settings).items()
     }

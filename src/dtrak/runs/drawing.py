@@ -1,4 +1,4 @@
-"""Draw a run's pictures into its folder generated/, each with the seed and the prompt that it came from."""
+"""Draw a run's pictures into its folder generated/, and write down the seed and the prompt of each."""
 
 import json
 import re
@@ -16,12 +16,12 @@ from dtrak.progress import progress_bar
 from dtrak.runs.run import Run
 
 MADE_BY, METADATA = "made-by.json", "metadata.jsonl"
-OURS = re.compile(r"seed-\d{5,}\.png|made-by\.json|metadata\.jsonl")  # what `generate` writes
+WRITTEN_HERE = re.compile(r"seed-\d{5,}\.png|made-by\.json|metadata\.jsonl")  # the files that `generate` writes
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a picture is drawn from."""
+    """A picture to draw: its seed and its prompt."""
 
     seed: int
     prompt: str | None = None
@@ -31,7 +31,7 @@ class Drawing:
         return f"seed-{self.seed:05d}.png"
 
     def line(self) -> str:
-        """Of the metadata."""
+        """Return the picture's line of the metadata."""
         about = {"file_name": self.file, "seed": self.seed} | ({} if self.prompt is None else {"prompt": self.prompt})
         return json.dumps(about, ensure_ascii=False) + "\n"
 
@@ -39,9 +39,10 @@ class Drawing:
 def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int, prompt: str | None = None) -> None:
     """Draw the pictures of the seeds `seed` … `seed + count − 1`; generated/ then holds these and no others.
 
-    Where the model takes prompts, they are all of `prompt`, or take turns with the prompts of the training images. They
-    are gathered in a folder beside it, which outlives a kill and takes its place when complete. What the same model has
-    drawn before, in as many steps, is not drawn again.
+    If the model takes prompts, all pictures have the `prompt`; without one, they take turns with the prompts of the
+    training images. Pictures are collected in a folder beside generated/, which remains after a kill and replaces
+    generated/ when it is complete. Pictures that the same model has drawn before with the same settings are not drawn
+    again.
     """
     settings: dict[str, Any] = {"model": model.fingerprint, "steps": steps}
     guidance = run.recipe.generation.guidance
@@ -51,52 +52,53 @@ def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int,
     drawings = {one.file: one for one in _drawings(run, model, range(seed, seed + count), prompt)}
     metadata = "".join(one.line() for one in drawings.values())
     finished = run.folder / "generated"
-    gathered = finished.resolve()  # elsewhere if it is a link
-    unfinished = gathered.with_name(f"{gathered.name}-unfinished")
-    there = _pictures(finished) if _text(finished / MADE_BY) == made_by else set()
-    earlier = {name for name in there & drawings.keys() if is_whole(finished / name, model.image_shape)}
-    if there == earlier == drawings.keys() and _text(finished / METADATA) == metadata:
+    target = finished.resolve()  # another folder if generated/ is a link
+    unfinished = target.with_name(f"{target.name}-unfinished")
+    found = _pictures(finished) if _text(finished / MADE_BY) == made_by else set()
+    reusable = {name for name in found & drawings.keys() if is_whole(finished / name, model.image_shape)}
+    if found == reusable == drawings.keys() and _text(finished / METADATA) == metadata:
         return
     with alone_in(run.folder):
-        clear_leftovers(gathered.parent, gathered.name)
+        clear_leftovers(target.parent, target.name)
         clear_leftovers(unfinished)
         _begin(unfinished, made_by)
         for name in _pictures(unfinished):
             if name not in drawings or not is_whole(unfinished / name, model.image_shape):
                 (unfinished / name).unlink()
-        for name in earlier:
+        for name in reusable:
             write_bytes(unfinished / name, (finished / name).read_bytes())
         _draw_missing(model, list(drawings.values()), steps, guidance, unfinished)
         write_text(unfinished / METADATA, metadata)
-        _move_what_is_not_ours(finished, unfinished)
+        _move_other_files(finished, unfinished)
         replace_folder(unfinished, finished)
 
 
 def _begin(folder: Path, made_by: str) -> None:
-    """Make the folder that gathers pictures, or go on with it; those that were made otherwise go."""
-    there = _text(folder / MADE_BY)
-    if there is None and folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not a folder that dtrak made: move it away, pictures are gathered there")
-    if there != made_by:
+    """Make the folder that collects pictures, or continue with it; pictures with other settings are removed."""
+    found = _text(folder / MADE_BY)
+    if found is None and folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not a folder that dtrak made: move it away, as pictures are collected there")
+    if found != made_by:
         for path in folder.glob("*"):
-            if OURS.fullmatch(path.name):
+            if WRITTEN_HERE.fullmatch(path.name):
                 path.unlink()
     write_text(folder / MADE_BY, made_by)
 
 
 def _pictures(folder: Path) -> set[str]:
-    """The names of those that `generate` has drawn."""
-    return {path.name for path in folder.glob("*.png") if OURS.fullmatch(path.name)}
+    """Return the file names of the pictures that `generate` has drawn into a folder."""
+    return {path.name for path in folder.glob("*.png") if WRITTEN_HERE.fullmatch(path.name)}
 
 
-def _move_what_is_not_ours(finished: Path, unfinished: Path) -> None:
-    """What someone has put among the pictures stays with them."""
+def _move_other_files(finished: Path, unfinished: Path) -> None:
+    """Move files that someone else has put among the pictures, so that they stay with them."""
     for path in list(finished.glob("*")):
-        if not OURS.fullmatch(path.name):
+        if not WRITTEN_HERE.fullmatch(path.name):
             path.rename(unfinished / path.name)
 
 
 def _drawings(run: Run, model: DiffusionModel, seeds: range, prompt: str | None) -> list[Drawing]:
+    """Return the pictures of these seeds, with their prompts."""
     if model.prompts is None:
         if prompt is not None:
             raise UsageError(f"prompt {prompt!r}: {model.source} takes no prompts")
@@ -108,9 +110,9 @@ def _drawings(run: Run, model: DiffusionModel, seeds: range, prompt: str | None)
 def _draw_missing(
     model: DiffusionModel, drawings: Sequence[Drawing], steps: int, guidance: float | None, folder: Path
 ) -> None:
-    """Draw those of the pictures that are not in the folder yet.
+    """Draw the pictures that are not in the folder yet.
 
-    A batch that lacks one is drawn whole: in other company a picture would differ by rounding.
+    A batch that lacks a picture is drawn as a whole: in another batch, a picture would differ by rounding.
     """
     batches = [drawings[start : start + BATCH] for start in range(0, len(drawings), BATCH)]
     missing = [batch for batch in batches if not all((folder / one.file).exists() for one in batch)]
@@ -125,4 +127,5 @@ def _draw_missing(
 
 
 def _text(path: Path) -> str | None:
+    """Read a text file; None if it is missing."""
     return path.read_text(errors="replace") if path.is_file() else None

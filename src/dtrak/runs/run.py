@@ -1,11 +1,11 @@
-"""A run's folder: where everything lies, and what it was made from, so that it can be made again.
+"""A run's folder. It holds all results, and the recipe from which they can be made again.
 
-- recipe.yaml: the recipe as it was used; run.json: versions; subset.txt: ids, if not all images were used
-- model/: diffusers layout; checkpoints/: the same at evenly spaced steps of training
-- generated/: pictures by seed; latents/: what encoders made of images and prompts; features/: the stores
-- scores.npz, attribution.json: who made them, and how; lds/, counterfactual/: how far to trust them; report.html
+- recipe.yaml: the recipe; run.json: versions of packages; subset.txt: ids, if not all images were used
+- model/: the trained model in the layout of diffusers; checkpoints/: the model at evenly spaced steps of training
+- generated/: pictures by seed; latents/: encoded images and prompts; features/: the stores of features
+- scores.npz: the last scores; attribution.json: their settings; lds/, counterfactual/: evaluations; report.html
 
-`dtrak run RUN/recipe.yaml --out OTHER` makes it again.
+`dtrak run RUN/recipe.yaml --out OTHER` makes the same run again.
 """
 
 import json
@@ -31,18 +31,18 @@ from dtrak.temporaries import TEMPORARY, clear_leftovers, clear_leftovers_below
 if TYPE_CHECKING:
     from dtrak.models import DiffusionModel
 
-# dtrak.models is imported where it is needed: it takes seconds, for which no mistyped name should have to wait.
+# dtrak.models is imported where it is needed: it takes seconds, and a mistyped name should be reported before.
 
 PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
-STATE = "training.safetensors"  # of a training under way
+STATE = "training.safetensors"  # the state of an unfinished training
 BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
-# The folders in a run's folder. A new run takes no other's for its own.
+# The folders in a run's folder. A new run is refused if one of these already holds files.
 FOLDERS = ("asked", "benchmark", "checkpoints", "counterfactual", "features", "generated", "latents", "lds", "model")
 
 
-class LastAttribution(BaseModel):
-    """What attribution.json has to say, at the least, for anyone to make use of it."""
+class AttributionFile(BaseModel):
+    """The fields that attribution.json must have."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -62,15 +62,17 @@ class LastAttribution(BaseModel):
 
 @dataclass(frozen=True)
 class Run:
+    """A run's folder and its recipe."""
+
     folder: Path
     recipe: Recipe
 
     @classmethod
     def create(cls, folder: str | Path, recipe: Recipe, subset: str | None = None) -> "Run":
-        """Start a run, or take up one whose model is trained in the same way on the same subset (a file of ids).
+        """Start a run, or open one whose model is trained in the same way on the same subset (a file of ids).
 
-        What else the recipe says holds from now on. Nothing is written unless its images can be read and its model can
-        be built.
+        If it is opened, the recipe replaces the stored one. Nothing is written unless the recipe's images can be read
+        and its model can be built.
         """
         if subset is not None:
             recipe = recipe.with_subset(subset)
@@ -85,7 +87,7 @@ class Run:
         run._check_free(ids)
         run.check_recipe()
         if not recipe.family.makes_new_weights:
-            run.new_model()  # whose weights are there already, and must be whole
+            run.new_model()  # to check that the existing weights can be loaded
         if ids is not None:
             write_text(run.folder / SUBSET, ids)
         write_json(run.folder / "run.json", versions())
@@ -94,6 +96,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Run":
+        """Open the run in a folder, and remove what killed processes have left there."""
         path = Path(folder) / "recipe.yaml"
         if not os.path.isfile(path):
             raise UsageError(
@@ -102,13 +105,13 @@ class Run:
         opened = cls(Path(folder), load_recipe(str(path)))
         clear_leftovers(opened.folder)
         clear_leftovers_below(opened.folder / name for name in (*FOLDERS, "generated-unfinished"))
-        if (state := opened.folder / STATE).exists() and opened.is_trained:  # by one that was killed as it ended
+        if (state := opened.folder / STATE).exists() and opened.is_trained:  # killed after the model was written
             with suppress(OSError):
                 state.unlink()
         return opened
 
-    def last_attribution(self) -> dict[str, Any] | None:
-        """How the run's images were scored last, from attribution.json; None if it is not there or does not say so."""
+    def read_attribution(self) -> dict[str, Any] | None:
+        """Read attribution.json, the settings of the last scores; None if the file is missing or not valid."""
         from dtrak.gradients.timesteps import select_timesteps
         from dtrak.kernels.damping import Damping
 
@@ -117,7 +120,7 @@ class Run:
             if not path.is_file():
                 return None
             kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            found = LastAttribution.model_validate(kept)
+            found = AttributionFile.model_validate(kept)
             select_timesteps(found.timesteps, self.recipe.timesteps)
             Damping.parse(found.damping)
         except (OSError, ValueError, RecursionError, UsageError):
@@ -126,7 +129,7 @@ class Run:
 
     @cached_property
     def train_images(self) -> Images:
-        """What the model is trained on: the recipe's images, or a subset of them."""
+        """The images that the model is trained on: the recipe's images, or a subset of them."""
         data = self.recipe.data
         images = load_images(data.train, crop=data.crop, size=data.size, channels=data.channels, select=data.select)
         if data.subset is None:
@@ -135,19 +138,19 @@ class Run:
 
     @cached_property
     def validation_images(self) -> Images | None:
-        """Images like those that the model was trained on, which it has not seen, if the recipe names any."""
+        """Images that the model was not trained on; None if the recipe names none."""
         data = self.recipe.data
         return None if data.validation is None else self.query_images(data.validation, data.select_validation)
 
     def query_images(self, source: str, select: Selection | None = None) -> Images:
-        """Any images in the shape of the training images.
+        """Load images in the shape of the training images.
 
-        Those of that shape, such as generated ones, stay as they are; others are cropped and resized.
+        Images that have that shape, such as generated ones, are not changed; others are cropped and resized.
         """
         data, (channels, height, width) = self.recipe.data, self.train_images.shape
         try:
             plain = load_images(source, channels=channels, select=select)
-        except UsageError:  # of several sizes, or worse: then the error comes again below
+        except UsageError:  # they may differ in size; other errors are raised again below
             plain = None
         if plain is not None and plain.shape == self.train_images.shape:
             return plain
@@ -155,60 +158,61 @@ class Run:
         return load_images(source, crop=data.crop, size=size, channels=channels, select=select)
 
     def portable(self, source: str) -> str:
-        """What names these images from anywhere: a path inside the run relative to it, another path in full."""
+        """Return a source as a name that is valid in any working folder: relative to the run, or absolute."""
         if not os.path.exists(source):
             return source
         path, home = Path(source).resolve(), self.folder.resolve()
         return str(path.relative_to(home) if path.is_relative_to(home) else path)
 
     def located(self, portable: str) -> str:
-        """What `load_images` takes, from what `portable` gave."""
+        """Return the source that `load_images` takes, from the result of `portable`."""
         return str(self.folder / portable) if os.path.exists(self.folder / portable) else portable
 
     @property
     def is_trained(self) -> bool:
-        """Whether the model is there, and what there is of checkpoints can be opened as well."""
+        """Tell whether the model exists, and no checkpoint is damaged."""
         return holds_model(self.folder / "model") and all(
             map(holds_model, (self.folder / "checkpoints").glob("step-*"))
         )
 
     def model(self) -> "DiffusionModel":
+        """Load the trained model."""
         folder = self.folder / "model"
         if not holds_model(folder):
-            said = f"{folder} is empty or damaged" if folder.exists() else f"{self.folder} has no model yet"
-            raise UsageError(f"{said}: `dtrak train {self.folder}/recipe.yaml --out {self.folder}` makes it")
+            problem = f"{folder} is empty or damaged" if folder.exists() else f"{self.folder} has no model yet"
+            raise UsageError(f"{problem}: `dtrak train {self.folder}/recipe.yaml --out {self.folder}` makes it")
         from dtrak.models import load_model
 
         return load_model(str(folder)).fitted_to(self.train_images.shape)
 
     def check_model_is_the_recipes(self, model: "DiffusionModel") -> None:
-        """Refuse a run whose `model` is not what its recipe makes: retraining would make another one."""
+        """Refuse a run whose `model` differs from the one that its recipe makes, as retraining would make another."""
         recipe = self.recipe
-        found = recipe.family.difference(model, recipe.model, self.train_images.shape, recipe.name)
-        if found is not None:
-            name, there, wanted = found
+        difference = recipe.family.difference(model, recipe.model, self.train_images.shape, recipe.name)
+        if difference is not None:
+            name, found, wanted = difference
             raise UsageError(
-                f"{self.folder}/model has {name} {there}, but {self.folder}/recipe.yaml makes it {wanted}, so that "
-                "retraining would make another model: train the recipe in another folder, or mend recipe.yaml"
+                f"{self.folder}/model has {name} {found}, but {self.folder}/recipe.yaml makes it {wanted}, so that "
+                "retraining would make another model: train the recipe in another folder, or correct recipe.yaml"
             )
 
     def new_model(self) -> "DiffusionModel":
-        """The recipe's model for the training images, with weights drawn from torch's global generator."""
+        """Make the recipe's model for the training images, with weights drawn from torch's global generator."""
         from dtrak.models import new_model
 
         return new_model(self.recipe.model, self.train_images.shape, self.recipe.name)
 
     @property
     def latents(self) -> Path:
-        """Where what an autoencoder made of images is kept."""
+        """The folder of encoded images and prompts."""
         return self.folder / "latents"
 
     def check_recipe(self) -> None:
-        """Load the images and lay out the model, without weights; nothing is written."""
+        """Check that the images can be read and the model can be built; no weights are made, and nothing is written."""
         self.recipe.family.check_buildable(self.recipe.model, self.train_images, self.recipe.name)
 
     def _check_free(self, ids: str | None) -> None:
-        """Refuse a folder that is no run but has what would be taken for a run's, or written over."""
+        """Refuse a folder that is not a run but holds files with the names of a run's files."""
         if not os.path.isdir(self.folder):
             return
         versions_of, subset = self.folder / "run.json", self.folder / SUBSET
@@ -224,7 +228,7 @@ class Run:
             )
 
     def check_folder(self) -> None:
-        """Refuse a folder that holds a run of another model, or what is not a run's."""
+        """Refuse a folder that holds a run of another model, or files that are not those of a run."""
         subset = self.recipe.data.subset
         ids = None if subset is None else "".join(f"{one}\n" for one in read_ids(subset))
         if os.path.exists(self.folder / "recipe.yaml"):
@@ -233,12 +237,13 @@ class Run:
             self._check_free(ids)
 
     def _check_same(self, ids: str | None) -> None:
+        """Refuse a run whose model is trained in another way, or on another subset."""
         stored = Run.open(self.folder).recipe
-        difference = first_difference(stored.of_training(), self.recipe.of_training())
+        difference = first_difference(stored.training_fields(), self.recipe.training_fields())
         if difference is not None:
-            field, there, wanted = difference
+            field, found, wanted = difference
             raise UsageError(
-                f"{self.folder} was made with {field} {there}, not {wanted}: give another --out, or remove it"
+                f"{self.folder} was made with {field} {found}, not {wanted}: give another --out, or remove it"
             )
         if (None if stored.data.subset is None else Path(stored.data.subset).read_text()) != ids:
             raise UsageError(
@@ -248,25 +253,26 @@ class Run:
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether a folder has a model's weights whole, and what says how to read them; nothing large is read."""
-    said = ("unet/config.json", "config.json", "dtrak.json", "adapter_config.json")  # of networks and of LoRAs
+    """Tell whether a folder holds undamaged weights of a model and their settings; nothing large is read."""
+    configs = ("unet/config.json", "config.json", "dtrak.json", "adapter_config.json")  # of networks and of LoRAs
     places = [path for path in (folder, folder / "unet") if path.is_dir()]
     weights = [file for place in places for file in place.iterdir() if file.suffix in (".safetensors", ".bin")]
-    return bool(weights) and any((folder / name).is_file() for name in said) and all(map(_is_whole, weights))
+    return bool(weights) and any((folder / name).is_file() for name in configs) and all(map(_is_whole, weights))
 
 
 def _is_whole(weights: Path) -> bool:
+    """Tell whether a file of weights is complete, as far as its size shows."""
     from safetensors import SafetensorError, safe_open
 
     if weights.suffix != ".safetensors" or not weights.is_file():
         return weights.is_file() and weights.stat().st_size > 0
     try:
-        with safe_open(weights, "numpy"):  # which compares the header with the file's size
+        with safe_open(weights, "numpy"):  # it compares the header with the file's size
             return True
     except (OSError, SafetensorError):
         return False
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what the numbers depend on."""
+    """Return the versions of Python and of the packages on which the numbers depend."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}

@@ -1,8 +1,7 @@
 """Train a model, or a LoRA on top of one: minimise E ‖target − network(x_t, t)‖² over images, timesteps and noises.
 
-What happens at a step depends on the seed, the step and how many images share a pass, so these, the weights and the
-optimiser's state are all there is to remember: a run that is killed goes on from its last state and ends with the same
-weights, bit for bit.
+A step depends only on the seed, its number, the number of images in a pass, the weights and the optimiser's state.
+These are saved, so that a run that is killed continues from its last state and ends with the same weights, bit for bit.
 """
 
 import math
@@ -25,20 +24,20 @@ from dtrak.files import alone_in, clear_leftovers, write_bytes
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel, new_model, save_model
 from dtrak.models.conditions import Condition, moved
-from dtrak.models.memory import fitting, total_memory, training_bytes
+from dtrak.models.memory import copies_that_fit, total_memory, training_bytes
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
 from dtrak.runs.recipes import Recipe, Training
 from dtrak.runs.run import STATE, Run
 
-SECONDS_BETWEEN_STATES = 20.0  # a state is kept at every checkpoint as well
+SECONDS_BETWEEN_STATES = 20.0  # a state is saved at every checkpoint as well
 
 
 def train(run: Run, device: str) -> DiffusionModel:
-    """Train the run's model, or take up where an earlier call was stopped; writes model/ and checkpoints/."""
+    """Train the run's model, or continue where an earlier call was stopped; write model/ and checkpoints/."""
     if not run.is_trained:
         with alone_in(run.folder):
-            if not run.is_trained:  # by whoever was in here before
+            if not run.is_trained:  # another process may have trained it before this one got the lock
                 _train(run, device)
             (run.folder / STATE).unlink(missing_ok=True)
     return run.model().to(device)
@@ -51,8 +50,8 @@ def _train(run: Run, device: str) -> None:
     clear_leftovers(checkpoints)
     torch.manual_seed(run.recipe.training.seed)
     model = run.new_model().to(device)
-    view = model_inputs(model, run.train_images, run.latents, mirrored=run.recipe.training.flip)
-    trainer = Trainer(model, view, run.recipe.training)
+    inputs = model_inputs(model, run.train_images, run.latents, mirrored=run.recipe.training.flip)
+    trainer = Trainer(model, inputs, run.recipe.training)
     trainer.load(state)
     saved = time.monotonic()
     pass_bytes = trainer.at_once * trainer.bytes_per_image
@@ -71,7 +70,7 @@ def _train(run: Run, device: str) -> None:
 
 
 def train_in_memory(recipe: Recipe, images: Images | ModelInputs, device: str) -> DiffusionModel:
-    """The recipe's model as `train` trains it, on these images instead of the recipe's; nothing is written."""
+    """Train the recipe's model as `train` does, but on these images, and write nothing."""
     torch.manual_seed(recipe.training.seed)
     shape = images.shape if isinstance(images, Images) else images.images.shape
     trainer = Trainer(new_model(recipe.model, shape, recipe.name).to(device), images, recipe.training)
@@ -82,16 +81,16 @@ def train_in_memory(recipe: Recipe, images: Images | ModelInputs, device: str) -
 
 
 class Trainer:
-    """A model and its optimiser at some step of their way."""
+    """A model and its optimiser at a step of the training."""
 
     def __init__(self, model: DiffusionModel, images: Images | ModelInputs, settings: Training) -> None:
         self.model = model
-        self.view = model_inputs(model, images, mirrored=settings.flip)
+        self.inputs = model_inputs(model, images, mirrored=settings.flip)
         self.settings = settings
         self.step = 0
-        self.bytes_per_image = training_bytes(model, self.view.condition([0]))
+        self.bytes_per_image = training_bytes(model, self.inputs.condition([0]))
         self.at_once = images_at_once(settings.batch_size, self.bytes_per_image, total_memory(model.device))
-        self.steps_per_epoch = math.ceil(len(self.view) / settings.batch_size)
+        self.steps_per_epoch = math.ceil(len(self.inputs) / settings.batch_size)
         self.steps = settings.epochs * self.steps_per_epoch
         self.checkpoint_steps = {
             round(self.steps * (index + 1) / settings.checkpoints) for index in range(settings.checkpoints)
@@ -106,11 +105,11 @@ class Trainer:
         )
 
     def take_step(self) -> None:
-        """One step of the optimiser; a batch that is too large for the memory goes through in parts."""
+        """Take one step of the optimiser; a batch that is too large for the memory is divided into parts."""
         settings, model = self.settings, self.model
         random = stream(settings.seed, "training", self.step)
         rows = self.batch()
-        clean = self.view.drawn(rows, random, settings.flip).to(model.device)
+        clean = self.inputs.drawn(rows, random, settings.flip).to(model.device)
         noise = torch.from_numpy(random.standard_normal(clean.shape, dtype="float32")).to(model.device)
         timesteps = torch.from_numpy(random.integers(model.timesteps, size=len(clean))).to(model.device)
         torch.manual_seed(int(random.integers(2**62)))  # for dropout
@@ -118,8 +117,8 @@ class Trainer:
         condition = self.condition(rows, random)
         for start in range(0, len(clean), self.at_once):
             part = slice(start, start + self.at_once)
-            own = {name: value[part] for name, value in condition.items()}
-            loss = self.loss(clean[part], noise[part], timesteps[part], own)
+            part_condition = {name: value[part] for name, value in condition.items()}
+            loss = self.loss(clean[part], noise[part], timesteps[part], part_condition)
             if not loss.isfinite():
                 reason = f"training diverged: the loss is {loss.item()} at step {self.step}; lower learning_rate"
                 raise DtrakError(reason)
@@ -133,21 +132,21 @@ class Trainer:
         self.step += 1
 
     def loss(self, clean: Tensor, noise: Tensor, timesteps: Tensor, condition: Condition) -> Tensor:
-        """The mean of ‖target − network(x_t, t)‖² over some of a batch, each [b, …]."""
+        """Return the mean of ‖target − network(x_t, t)‖² over a part of a batch, each [b, …]."""
         model = self.model
         with torch.autocast(model.device.type, torch.bfloat16, enabled=self.settings.autocast):
             predicted = model.predict(model.add_noise(clean, noise, timesteps), timesteps, condition)
         return F.mse_loss(predicted.float(), model.training_target(clean, noise, timesteps))
 
     def batch(self) -> NDArray[np.int64]:
-        """The rows of this step [B]: every epoch is a new order of all of them."""
-        epoch, place = divmod(self.step, self.steps_per_epoch)
-        order = stream(self.settings.seed, "epoch", epoch).permutation(len(self.view))
-        return order[place * self.settings.batch_size :][: self.settings.batch_size]
+        """Return the rows of this step [B]; every epoch takes all rows in a new order."""
+        epoch, step = divmod(self.step, self.steps_per_epoch)
+        order = stream(self.settings.seed, "epoch", epoch).permutation(len(self.inputs))
+        return order[step * self.settings.batch_size :][: self.settings.batch_size]
 
     def condition(self, rows: NDArray[np.int64], random: np.random.Generator) -> Condition:
-        """The condition of the images of this step, each [B, …]; for some that of an empty prompt, if so wanted."""
-        condition = moved(self.view.condition(rows), self.model.device)
+        """Return the condition of these rows, each [B, …]; with `prompt_dropout`, some have that of an empty prompt."""
+        condition = moved(self.inputs.condition(rows), self.model.device)
         if not self.settings.prompt_dropout:
             return condition
         dropped = torch.from_numpy(random.random(len(rows)) < self.settings.prompt_dropout).to(self.model.device)
@@ -159,7 +158,7 @@ class Trainer:
 
     @cached_property
     def empty_condition(self) -> Condition:
-        """The condition that an empty prompt makes, each [1, …]."""
+        """The condition of an empty prompt, each [1, …]."""
         return {} if self.model.prompts is None else self.model.prompts.encoder([""])
 
     def save(self, path: Path) -> None:
@@ -171,7 +170,7 @@ class Trainer:
         write_bytes(path, save({name: value.cpu() for name, value in tensors.items()}, metadata))
 
     def load(self, path: Path) -> None:
-        """Go back to where `save` was called; a state that cannot be read is one that is not there."""
+        """Restore the state that `save` has written; a state that is missing or cannot be read is ignored."""
         try:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -190,12 +189,12 @@ class Trainer:
 
 
 def images_at_once(batch_size: int, bytes_each: int, memory: int) -> int:
-    """How many images of a batch share a pass: all of them, or as many as fit in equal parts."""
-    return math.ceil(batch_size / math.ceil(batch_size / fitting(bytes_each, memory)))
+    """Return how many images of a batch go through a pass at once: all, or parts of equal size that fit."""
+    return math.ceil(batch_size / math.ceil(batch_size / copies_that_fit(bytes_each, memory)))
 
 
 def warmup_and_cosine(progress: float, warmup: float) -> float:
-    """The learning rate's factor: linear from 0 to 1 over the warmup, then half a cosine down to 0."""
+    """Return the learning rate's factor: linear from 0 to 1 in the warmup, then half a cosine down to 0."""
     if progress < warmup:
         return progress / warmup
     return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))

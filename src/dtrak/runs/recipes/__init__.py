@@ -1,7 +1,7 @@
-"""Recipes: everything that a run needs to be done again, as YAML that is checked field by field.
+"""Recipes: all settings of a run, as YAML that is checked field by field.
 
-`digits` and the like are files beside this one; any path to a YAML file works as well. A section `small` in it has the
-fields that differ when the same is tried at a small scale.
+The recipes with names, such as `digits`, are files beside this one; any other YAML file can be given by its path. The
+section `small` of a recipe has the fields that differ at the small scale.
 """
 
 import re
@@ -19,8 +19,8 @@ from dtrak.runs.recipes.reading import read_yaml, recipe_names, recipe_text
 from dtrak.runs.recipes.schema import Attribution, Evaluation, Recipe, Training
 
 SCALES = ("small",)
-MOST_TOLD = 10  # problems of a recipe in one message
-NOT_IN_FILES = ("projection_seed", "subsets", "output", "ddim_steps", "guidance", "latents")  # which a run decides
+MOST_PROBLEMS = 10  # that one message lists
+NOT_IN_FILES = ("projection_seed", "subsets", "output", "ddim_steps", "guidance", "latents")  # set by the run
 
 __all__ = [
     "Attribution",
@@ -35,13 +35,14 @@ __all__ = [
 
 
 def load_recipe(source: str, scale: str | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe by name or from a YAML file, at a `scale` that it has a section for, with `changes` to its fields."""
+    """Load a recipe by its name or from a YAML file, at a `scale` that it has a section for, and change fields."""
     content = read_yaml(source)
     if isinstance(content, dict):
         scales = {name: content.pop(name) for name in SCALES if name in content}
-        for name, own in scales.items():
-            if not isinstance(own, dict):
-                raise UsageError(f"{source}: {name}: it must hold the fields that differ (it says {shortened(own)})")
+        for name, section in scales.items():
+            if not isinstance(section, dict):
+                given = shortened(section)
+                raise UsageError(f"{source}: {name}: it must hold the fields that differ (it says {given})")
         if scale is not None and scale not in scales:
             raise UsageError(f"{source} has no scale {scale!r}: {_known_scales(scales)}")
         content = _merged(_merged(content, scales.get(scale or "", {})), changes or {})
@@ -54,36 +55,36 @@ def load_recipe(source: str, scale: str | None = None, changes: Mapping[str, Any
         raise UsageError(f"{source}: {_described_setting(str(error))}") from None
     except ValidationError as error:
         problems = list(map(_described, error.errors()))
-        more = f"; and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
-        raise UsageError(f"{source}: {'; '.join(problems[:MOST_TOLD])}{more}") from None
+        more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+        raise UsageError(f"{source}: {'; '.join(problems[:MOST_PROBLEMS])}{more}") from None
     subset = recipe.data.subset
     return recipe if subset is None else recipe.with_subset(str(Path(source).parent / subset))
 
 
 def _known_scales(scales: Mapping[str, Any]) -> str:
-    return f"it has {', '.join(scales)}" if scales else "it has only its own; leave --scale out"
+    return f"it has {', '.join(scales)}" if scales else "it has one scale only; leave --scale out"
 
 
 def _merged(content: Any, changes: Any) -> Any:
-    """Nested mappings, with what the changes say in the place of what was there."""
+    """Return nested mappings in which the changes replace the values of the content."""
     if not isinstance(content, dict) or not isinstance(changes, Mapping):
         return changes
     return content | {key: _merged(content.get(key), value) for key, value in changes.items()}
 
 
 def _described(problem: Any) -> str:
-    """One of pydantic's errors: the field, what is wrong with it, and what it says."""
-    if problem["type"] == "value_error":  # one of ours, above
+    """Describe an error of pydantic: the field, what is wrong with it, and its value."""
+    if problem["type"] == "value_error":  # raised by a validator of dtrak, with a complete message
         return str(problem["ctx"]["error"])
-    place = problem["loc"]
-    field = ".".join(map(str, place)) or "the recipe"
-    is_clear = problem["type"] == "missing" or not place
-    says = "" if is_clear else f" (it says {shortened(problem['input'])})"
+    location = problem["loc"]
+    field = ".".join(map(str, location)) or "the recipe"
+    has_value = problem["type"] != "missing" and location
+    says = f" (it says {shortened(problem['input'])})" if has_value else ""
     return f"{field}: {problem['msg']}{says}"
 
 
 def _described_setting(problem: str) -> str:
-    """What is wrong with a setting of the attribution, in the words of the others: "seed -3: it must not be …"."""
+    """Describe an error of a setting of the attribution, "seed -3: it must not be …", in the form of other errors."""
     match = re.fullmatch(r"([a-z]+(?:-[a-z]+)*) (\S+): (.*)", problem)
     if match is None:
         return f"attribution: {problem}"
@@ -91,7 +92,7 @@ def _described_setting(problem: str) -> str:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The YAML of a recipe, with all that it leaves to defaults."""
+    """Return the YAML of a recipe, with the defaults filled in."""
     content = recipe.model_dump(mode="json")
     for name in NOT_IN_FILES:
         del content["attribution"][name]

@@ -87,7 +87,7 @@ def test_serve_ends_in_one_line(own_run: Path) -> None:
 
 LONG = """
 import hashlib, os, sys, threading, time
-from dtrak import ending
+from dtrak import sigterm
 from dtrak.cli import commands as cli
 
 @cli.app.command()
@@ -104,7 +104,7 @@ def deaf():
         except BaseException:
             pass
 
-ending.SECONDS_TO_END = 1
+sigterm.SECONDS_TO_END = 1
 sys.argv = ["dtrak", sys.argv[1]]
 cli.main()
 """
