@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from dtrak.attribution.scores import Scores, load_scores, save_scores
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.comparison import Comparison, Result
-from dtrak.evaluation.counterfactual import Counterfactual, Effect, keep
+from dtrak.evaluation.counterfactual import Counterfactual, Effect, write_result
 from dtrak.evaluation.lds import LDS
-from dtrak.evaluation.of_runs import keep_comparison
+from dtrak.evaluation.run_evaluation import save_comparison
 from dtrak.features.store import Cost
 from dtrak.files import write_text
 from dtrak.images.images import load_images
@@ -74,7 +74,7 @@ def measure(
         for name, lds in methods.items()
     ]
     found = Comparison(results, ceiling, 2, 32, "chosen on the other 32 subsets", SETTINGS | changes)
-    keep_comparison(run, found)
+    save_comparison(run, found)
     write_text(run.folder / "lds.json", found.json())
 
 
@@ -309,7 +309,7 @@ def keep_counterfactual(folder: Path, step: int | None) -> Counterfactual:
     ]
     made_by = {"train": 1000, "removed": 200, "encoder": "some/clip"}
     found = Counterfactual(step, queries, pictures[0], effects, made_by)
-    keep(found, folder)
+    write_result(found, folder)
     return found
 
 

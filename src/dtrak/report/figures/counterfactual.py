@@ -13,7 +13,7 @@ def save_counterfactual_figures(result: Counterfactual, folder: Path) -> None:
     """Write boxplots.png and pictures.png beside the numbers."""
     panels = {
         "ℓ2 distance to the original": {one.method: one.l2 for one in result.effects},
-        f"cosine of {Path(result.made_by['encoder']).name}": {one.method: one.cosine for one in result.effects},
+        f"cosine of {Path(result.settings['encoder']).name}": {one.method: one.cosine for one in result.effects},
     }
     save_figure(boxplots(panels), folder / "boxplots.png")
     pictures = {"original": result.originals, **{one.method: one.pictures for one in result.effects}}
