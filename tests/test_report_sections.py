@@ -28,7 +28,7 @@ from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
 from dtrak.report.overview import trust
 from dtrak.report.plots import nice_ticks, plain_value, plot, x_tick_values
 from dtrak.report.selfinfluence import self_influence_by_class
-from dtrak.report.thumbnails import Shown, embedded
+from dtrak.report.thumbnails import ShownPicture, embedded
 from dtrak.report.wording import described
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
@@ -124,7 +124,10 @@ def test_the_lds_of_the_same_settings_is_shown_with_its_ceiling(run: Run) -> Non
 
 def test_a_damping_that_was_chosen_for_the_measurement_is_said(run: Run) -> None:
     measure(run, {"trak": 42.0}, damping="chosen")
-    assert "Measured with other settings than these scores have: damping chosen, not" in write_report(run).read_text()
+    assert (
+        "This was measured with other settings than these scores have: damping chosen, not"
+        in write_report(run).read_text()
+    )
 
 
 def test_scores_of_other_pictures_are_not_shown(run: Run) -> None:
@@ -163,7 +166,7 @@ def test_an_lds_without_settings_is_shown_as_unknown(run: Run) -> None:
     write_text(path, json.dumps(content))
     for kept in (run.folder / "lds").iterdir():
         kept.unlink()
-    assert "is not known" in write_report(run).read_text()
+    assert "are not known" in write_report(run).read_text()
 
 
 def test_comparisons_with_the_same_settings_are_one(run: Run) -> None:
@@ -365,7 +368,7 @@ def test_credit_of_one_picture_is_its_shares(run: Run) -> None:
 def test_pictures_beyond_the_budget_become_smaller() -> None:
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (8, 96, 96, 3), dtype=np.uint8)
-    pictures = {f"t{n}": Shown(lambda n=n: pixels[n], 128) for n in range(8)}  # type: ignore[misc]
+    pictures = {f"t{n}": ShownPicture(lambda n=n: pixels[n], 128) for n in range(8)}  # type: ignore[misc]
     whole = embedded(pictures)
     budget = sum(map(len, whole.values())) // 3
     smaller = embedded(pictures, budget)

@@ -15,7 +15,7 @@ from dtrak.explorer.scoring import Scored
 from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
 from dtrak.methods.method import Values
-from dtrak.report.credit import CREDITED, GROUPS
+from dtrak.report.credit import CREDIT_COLUMNS, MAX_GROUPS
 from dtrak.report.thumbnails import SMALL
 
 
@@ -103,7 +103,7 @@ def answer(
         "opponents": _strongest(train.entries, -values, count, sign=-1),
         "positive": int((values > 0).sum()),
         "negative": int((values < 0).sum()),
-        "credit": {column: _credit(scores, column) for column in CREDITED if column in scores.columns},
+        "credit": {column: _credit(scores, column) for column in CREDIT_COLUMNS if column in scores.columns},
     }
 
 
@@ -168,9 +168,9 @@ def _credit(scores: Scores, column: str) -> list[dict[str, Any]]:
     of_training = scores.sizes(column) / len(scores.train_ids)
     order = np.argsort(-shares, kind="stable")
     ranked = [(str(names[g]), float(shares[g]), float(of_training[g])) for g in order]
-    rest = ranked[GROUPS:]
+    rest = ranked[MAX_GROUPS:]
     if rest:
-        ranked[GROUPS:] = [(f"{len(rest)} more", sum(one[1] for one in rest), sum(one[2] for one in rest))]
+        ranked[MAX_GROUPS:] = [(f"{len(rest)} more", sum(one[1] for one in rest), sum(one[2] for one in rest))]
     return [{"group": group, "share": share, "of_training": of_training} for group, share, of_training in ranked]
 
 
