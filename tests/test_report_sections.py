@@ -26,7 +26,7 @@ from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
 from dtrak.report.overview import trust
-from dtrak.report.plots import nice_ticks, plain_value, plot, x_tick_values
+from dtrak.report.plots import TOP, nice_ticks, plain_value, plot, x_tick_values
 from dtrak.report.selfinfluence import self_influence_by_class
 from dtrak.report.thumbnails import ShownPicture, embedded
 from dtrak.report.wording import described
@@ -239,9 +239,9 @@ def test_a_plot_keeps_its_points_inside_and_in_order() -> None:
     assert points[0].low > points[0].y
     for point in points:
         assert found.left <= point.x <= found.right
-        assert found.top <= point.y <= found.bottom
+        assert TOP <= point.y <= found.bottom
     assert found.ceiling is not None
-    assert found.top <= found.ceiling < points[2].y
+    assert TOP <= found.ceiling < points[2].y
 
 
 @given(low=st.floats(-1e3, 1e3), span=st.floats(0, 1e3))

@@ -72,11 +72,11 @@ class Explorer:
             Route("/api/damping", self.damping),
             Route("/api/train", self.train),
             Route("/api/queries", self.queries),
-            Route("/api/answer", self.answer),
-            Route("/api/transpose", self.transpose),
+            Route("/api/answer", self.picture_scores),
+            Route("/api/transpose", self.training_image_scores),
             Route("/api/scores.csv", self.csv),
-            Route("/api/questions/{id}", self.question),
-            Route("/api/ask", self.ask, methods=["POST"]),
+            Route("/api/questions/{id}", self.progress),
+            Route("/api/ask", self.add_picture, methods=["POST"]),
         ]
         handlers: Mapping[Any, Any] = {
             HTTPException: lambda _, error: refusal(error.status_code, error.detail, error.headers),
@@ -140,14 +140,14 @@ class Explorer:
         choose("order", sort, ["oldest", "newest"])
         return JSONResponse(_page(entries if sort == "oldest" else entries[::-1], request))
 
-    def answer(self, request: Request) -> Response:
+    def picture_scores(self, request: Request) -> Response:
         """Send the scores of a picture."""
         set_name, method, damping = self._scoring(request)
         entry = _by_id(self.exploration.sets[set_name], request.query_params.get("query", ""))
         count = _whole(request, "count", 10, MAX_SHOWN)
         return JSONResponse(responses.picture_scores(self.exploration, set_name, entry, method, damping, count))
 
-    def transpose(self, request: Request) -> Response:
+    def training_image_scores(self, request: Request) -> Response:
         """Send the scores of a training image."""
         set_name, method, damping = self._scoring(request)
         entry = _by_id(self.exploration.train, request.query_params.get("train", ""))
@@ -173,7 +173,7 @@ class Explorer:
             headers={"Content-Disposition": f'attachment; filename="{name}.csv"'},
         )
 
-    def question(self, request: Request) -> Response:
+    def progress(self, request: Request) -> Response:
         """Send the progress of work that another request has started."""
         id_ = request.path_params["id"]
         item = self.exploration.queue.by_id.get(id_)
@@ -181,7 +181,7 @@ class Explorer:
             raise HTTPException(404, f"there is no question {id_!r}")
         return JSONResponse({"question": self.exploration.queue.described(item)})
 
-    async def ask(self, request: Request) -> Response:
+    async def add_picture(self, request: Request) -> Response:
         """Add a new picture, from a form with a picture or with a seed to draw it from."""
         form = await self.forms.read(request.headers, request.stream())
         picture, seed = form.get("picture"), form.get("seed")

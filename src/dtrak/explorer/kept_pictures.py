@@ -68,7 +68,7 @@ def features_of(run: Run, id_: str) -> Path:
 
 
 def remove_oldest(run: Run, but: str) -> set[str]:
-    """Remove the oldest pictures above the limits, with their features, but never `but`; return the ids that are left."""
+    """Remove the oldest pictures above the limits, with their features, but never `but`; return the ids left."""
     paths = _paths(run)
     sizes = {path: sum(_size(one) for one in _all_of(run, path)) for path in paths}
     for path in paths:

@@ -14,6 +14,7 @@ from dtrak.progress import watched_by
 
 MAX_WAITING = 8  # items
 MAX_ENDED = 500  # items that have ended and can still be looked up
+SECONDS_TO_CLOSE = 3
 PENDING = ("waiting", "working")
 
 Work = Callable[[], str | None]  # may return the id of the picture that it has added
@@ -102,12 +103,12 @@ class WorkQueue:
             ahead = self._waiting.index(item) + 1 if item in self._waiting else 0
         return item.described(ahead)
 
-    def close(self, timeout: float = 3) -> bool:
-        """Tell the thread to end when its work next reports progress; return whether it ended within the timeout."""
+    def close(self) -> bool:
+        """Tell the thread to end when its work next reports progress; return whether it ended in time."""
         with self._change:
             self._closing = True
             self._change.notify()
-        self._thread.join(timeout)
+        self._thread.join(SECONDS_TO_CLOSE)
         return not self._thread.is_alive()
 
     def _forget_oldest(self) -> None:

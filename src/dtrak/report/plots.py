@@ -62,7 +62,6 @@ class Plot:
     height: int = HEIGHT
     left: int = LEFT
     right: int = WIDTH - RIGHT
-    top: int = TOP
     bottom: int = HEIGHT - BOTTOM
 
     @property
