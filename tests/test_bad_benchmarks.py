@@ -111,7 +111,7 @@ def test_times_that_cannot_be_read_were_not_kept(text: str, folder: Path) -> Non
     ("content", "says"),
     [
         ("[1, 2]", "it: Input should be a valid dictionary"),
-        ("5", r"it: Input should be a valid dictionary or instance of Stored \(it says 5\)"),
+        ("5", r"it: Input should be a valid dictionary or instance of BenchmarkRecord \(it says 5\)"),
         ("{", "does not say how .* was made: Expecting property name"),
         ("[" * 100_000, "does not say how .* was made: maximum recursion depth"),
         ('{"subsets": "many"}', r"subsets: Input should be a valid integer.* \(it says 'many'\)"),

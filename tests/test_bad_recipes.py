@@ -139,7 +139,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "attribution.projection_dim: it must be at most 1,048,576",
     ),
     ({"evaluation": {"timesteps": 2000}}, "timesteps '2000': give a number from 1 to 1000"),
-    ({"evaluation": {"fraction": 0.0001}}, "evaluation.fraction 0.0001: subsets of 1000 images must hold some of them"),
+    (
+        {"evaluation": {"fraction": 0.0001}},
+        "evaluation.fraction 0.0001: a subset of 1000 images must hold at least one of them",
+    ),
     (
         {"evaluation": {"subsets": 10**9}},
         "evaluation.subsets: Input should be less than or equal to 10000 (it",
@@ -214,7 +217,7 @@ def test_a_model_that_does_not_fit_is_refused_by_its_layout(recipe: MakeRecipe, 
     for command in (("run", "recipe.yaml"), ("train", "recipe.yaml", "--out", "run")):
         outcome = dtrak(*command, cwd=tmp_path)
         assert (outcome.code, outcome.out) == (2, "")
-        assert "tiny: to train its model takes " in outcome.error
+        assert "tiny: training its model takes " in outcome.error
         assert "but cpu has " in outcome.error
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
     assert "LESS than is needed for train" in dtrak("run", "recipe.yaml", "--dry-run", cwd=tmp_path).out

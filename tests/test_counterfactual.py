@@ -30,8 +30,8 @@ from dtrak.evaluation.counterfactual import (
     unique_sets,
 )
 from dtrak.evaluation.jobs import TrainingJob
-from dtrak.evaluation.of_runs import counterfactual_run
-from dtrak.evaluation.redrawing import RedrawnPictures, choose_pictures
+from dtrak.evaluation.redrawing import Redrawing, choose_pictures
+from dtrak.evaluation.run_evaluation import counterfactual_run
 from dtrak.features.encoders import load_encoder
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.noise import stream
@@ -86,7 +86,7 @@ class Thumbnail:
 
 
 def evaluate(
-    question: RedrawnPictures, scores: dict[int | None, dict[str, np.ndarray]]
+    question: Redrawing, scores: dict[int | None, dict[str, np.ndarray]]
 ) -> tuple[list[Counterfactual], list[TrainingJob]]:
     engine = Counting()
     return evaluate_counterfactual(question, scores, Thumbnail(), engine, {}), engine.jobs
@@ -251,7 +251,7 @@ def test_the_same_removed_set_is_trained_once_for_queries_methods_and_steps(run:
     results, jobs = evaluate(question, {400: shared, 200: shared})
     # {0, 1} for all three queries but the last; {2, 3} for the first and the last
     assert sorted(job.draw for job in jobs) == [(3, 4), (3, 5)]
-    assert [result.made_by["retrainings"] for result in results] == [2, 2]
+    assert [result.settings["retrainings"] for result in results] == [2, 2]
     for result in results:
         a, b = result.effects
         np.testing.assert_array_equal(a.pictures[1:], b.pictures[1:])
@@ -316,7 +316,7 @@ def test_a_damaged_job_is_done_again(run: Run) -> None:
 
 FAULTS = {
     "--remove 0": "'--remove': '0' is not a whole number from 1 on",
-    "--remove 60": "remove 60: at least one of the 60 images of digits:train must go, and one must stay",
+    "--remove 60": "remove 60: give a number from 1 to 59, as digits:train has 60 images",
     "--count 5": "count 5: run/generated holds 4 pictures (`dtrak generate run --count 5`)",
     "--step 401": "step 401: 5 steps of DDIM pass through 800, 600, … 0",
     "--step 400,soon": "step 'soon': give a timestep such as 400, or several: 400,300",
@@ -340,7 +340,7 @@ def test_a_wrong_question_is_refused_before_any_work(small_run: Path, typed: str
 
 def test_removing_nothing_and_removing_all_is_refused(small_run: Path) -> None:
     for remove in (0, -1, IMAGES, IMAGES + 1):
-        with pytest.raises(UsageError, match=f"remove {remove}: at least one of the 60 images"):
+        with pytest.raises(UsageError, match=f"remove {remove}: give a number from 1 to 59"):
             choose_pictures(Run.open(small_run), "cpu", remove=remove)
     assert choose_pictures(Run.open(small_run), "cpu", remove=IMAGES - 1).remove == IMAGES - 1
     assert choose_pictures(Run.open(small_run), "cpu").remove == IMAGES // 5
@@ -354,7 +354,7 @@ def test_pictures_are_missing_or_without_seeds_or_not_the_models(run: Run) -> No
         evaluate(choose_pictures(run, "cpu", 2, 2), scores)
     assert not (run.folder / "counterfactual").exists()
     (generated / "metadata.jsonl").unlink()
-    with pytest.raises(UsageError, match="does not say from which seeds it was drawn"):
+    with pytest.raises(UsageError, match="does not say from which seeds its pictures were drawn"):
         choose_pictures(run, "cpu")
     shutil.rmtree(generated)
     with pytest.raises(UsageError, match="has no generated pictures yet"):

@@ -128,7 +128,7 @@ def test_embeddings_that_are_no_numbers_give_no_answer(finished_run: Path, tmp_p
     assert dtrak("attribute", "run", *asked, cwd=tmp_path).error == f"cannot write run/scores.npz: {says}"
     with served(run, *asked) as server:
         question = server.wait(server.client.get("/api/answer", params={"query": "seed-00000.png"}).json()["question"])
-    assert (question["state"], question["error"]) == ("failed", f"cannot answer: {says}")
+    assert (question["state"], question["error"]) == ("failed", f"cannot score: {says}")
 
 
 # attribution.json

@@ -18,7 +18,7 @@ from dtrak import DiffusionModel, engines, load_images
 from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.evaluation import jobs, redrawing
-from dtrak.evaluation.jobs import Retraining, TrainingJob, retrained
+from dtrak.evaluation.jobs import Retraining, TrainingJob, run_jobs
 from dtrak.features.featurizing import FeatureSettings, Work, _shards_by
 from dtrak.features.inputs import ModelInputs
 from dtrak.runs.recipes import load_recipe
@@ -68,11 +68,11 @@ def test_retraining_has_its_cards_to_itself(device: str, cards: set[str], monkey
     monkeypatch.setattr(jobs, "retrain", device_and_card)
     images = ModelInputs(load_images("digits:train").select(range(2)).in_memory())
     context = Retraining(load_recipe("digits"), images, np.ones((4, 2), dtype=np.bool_), device=device)
-    found = [arrays for _, arrays in retrained(context, [TrainingJob(one) for one in range(4)], make_engine("pool"), 1)]
+    found = [arrays for _, arrays in run_jobs(context, [TrainingJob(one) for one in range(4)], make_engine("pool"), 1)]
     assert {one["card"] for one in found} == cards
     assert len({one["pid"] for one in found}) == len(cards), "one worker for each card"
     assert {one["device"] for one in found} == {"cuda"}, "a worker sees one card only"
-    (here,) = (arrays for _, arrays in retrained(context, [TrainingJob(0)], make_engine("process"), 1))
+    (here,) = (arrays for _, arrays in run_jobs(context, [TrainingJob(0)], make_engine("process"), 1))
     assert here["device"] == device
 
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 import dtrak
 from dtrak.explorer.catalog import Catalog
-from dtrak.explorer.kept_pictures import MOST_BYTES, MOST_PICTURES, features_of, keep, kept, name_of, remove_oldest
-from dtrak.explorer.questions import Questions
+from dtrak.explorer.kept_pictures import MAX_BYTES, MAX_PICTURES, features_of, keep, kept, name_of, remove_oldest
+from dtrak.explorer.work_queue import WorkQueue
 from dtrak.runs.run import Run
 from serving import Server, encoded, served
 
@@ -39,18 +39,18 @@ def there(run: Path) -> set[str]:
 
 
 def test_the_oldest_pictures_make_room(own_run: Path) -> None:
-    ids = fill(own_run, MOST_PICTURES)
+    ids = fill(own_run, MAX_PICTURES)
     (own_run / "asked" / "notes.txt").write_text("mine")
     with served(own_run, "--method", "d-trak") as server:
         about = server.get("run")
-        assert about["kept"] == {"pictures": MOST_PICTURES, "bytes": MOST_BYTES}
-        assert about["sets"][-1] == {"name": "asked", "title": "pictures asked about here", "count": MOST_PICTURES}
+        assert about["kept"] == {"pictures": MAX_PICTURES, "bytes": MAX_BYTES}
+        assert about["sets"][-1] == {"name": "asked", "title": "pictures added here", "count": MAX_PICTURES}
         new = [ask(server, 1000 + number) for number in range(3)]
         assert there(own_run) == {*ids[3:], *new}
-        assert server.get("run")["sets"][-1]["count"] == MOST_PICTURES
-        listed = server.get("queries", set="asked", size=MOST_PICTURES)["items"]
+        assert server.get("run")["sets"][-1]["count"] == MAX_PICTURES
+        listed = server.get("queries", set="asked", size=MAX_PICTURES)["items"]
         assert [one["id"] for one in listed] == [*ids[3:], *new]
-        assert [one["number"] for one in listed] == [*range(3, MOST_PICTURES + 3)]
+        assert [one["number"] for one in listed] == [*range(3, MAX_PICTURES + 3)]
     assert (own_run / "asked" / "notes.txt").read_text() == "mine"
 
 
@@ -65,7 +65,7 @@ def test_bytes_count_as_well(own_run: Path) -> None:
         stores = {one: features_of(opened, one) for one in old}
         assert all(any(one.rglob("shard-*.safetensors")) for one in stores.values())
         with next(stores[ids[2]].rglob("shard-*.safetensors")).open("r+b") as file:
-            file.truncate(MOST_BYTES)  # that the disk does not have to hold
+            file.truncate(MAX_BYTES)  # that the disk does not have to hold
         new = ask(server, 1000)
         left = [old[0], ids[3], new]  # two had to go, and the first of all is not ours to remove
         assert there(own_run) == {*left}
@@ -96,7 +96,7 @@ def test_what_was_removed_by_hand_is_forgotten(own_run: Path) -> None:
 
 def test_what_others_put_there_stays(own_run: Path) -> None:
     """Of a picture's folder, only what the program itself has made is removed."""
-    ids, opened = fill(own_run, MOST_PICTURES + 2), Run.open(own_run)
+    ids, opened = fill(own_run, MAX_PICTURES + 2), Run.open(own_run)
     store = features_of(opened, ids[0]) / "settings" / "queries-0-simple"
     (store / ".locks").mkdir(parents=True)
     for name in ("manifest.json", "cost.json", "shard-00000.safetensors", ".locks/00000", "thesis.docx"):
@@ -112,13 +112,13 @@ def test_what_others_put_there_stays(own_run: Path) -> None:
 
 
 def test_the_picture_that_was_asked_about_last_is_never_removed(own_run: Path) -> None:
-    ids, opened = fill(own_run, MOST_PICTURES + 1), Run.open(own_run)
+    ids, opened = fill(own_run, MAX_PICTURES + 1), Run.open(own_run)
     assert remove_oldest(opened, but=ids[0]) == {ids[0], *ids[2:]}
 
 
 def test_a_picture_with_a_prompt_is_known_by_it(own_run: Path) -> None:
     opened = Run.open(own_run)
-    ids = fill(own_run, MOST_PICTURES)
+    ids = fill(own_run, MAX_PICTURES)
     told = keep(opened, picture(0), seed=3, prompt="a disc").ids.tolist()[0]
     assert told == name_of(picture(0), "a disc") != ids[0]
     os.utime(own_run / "asked" / told, (1, 1))
@@ -149,11 +149,11 @@ def test_numbers_are_given_once() -> None:
 
 
 def test_questions_that_have_ended_hold_no_picture() -> None:
-    questions = Questions()
-    question = questions.ask("one", "one", lambda: "id")
+    queue = WorkQueue()
+    question = queue.add("one", "one", lambda: "id")
     while question.state != "done":
         pass
-    assert questions.close()
+    assert queue.close()
     assert question.work is None
-    questions.forget("id")
-    assert not questions.by_id
+    queue.forget("id")
+    assert not queue.by_id

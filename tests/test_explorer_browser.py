@@ -58,13 +58,13 @@ def shown(page: Page, kind: str = "proponents") -> list[tuple[str, float]]:
     return list(zip(ids, values, strict=True))
 
 
-def open_view(page: Page, server: Server, place: str) -> None:
+def open_screen(page: Page, server: Server, place: str) -> None:
     page.goto(f"{server.url}#{place}")
     expect(page.locator("h2")).not_to_be_empty()
 
 
 def test_from_a_picture_to_an_image_and_back(page: Page, server: Server, scores: dict[str, dtrak.Scores]) -> None:
-    open_view(page, server, "pictures")
+    open_screen(page, server, "pictures")
     expect(page.locator(".tiles li")).to_have_count(4)
     page.get_by_role("link", name="Picture seed 2: seed 2").click()
     expect(page.locator("h2")).to_have_text("Picture seed-00002.png")
@@ -89,7 +89,7 @@ def test_from_a_picture_to_an_image_and_back(page: Page, server: Server, scores:
 
 
 def test_the_slider_changes_the_scores_at_once(page: Page, server: Server) -> None:
-    open_view(page, server, "picture/seed-00001.png")
+    open_screen(page, server, "picture/seed-00001.png")
     expect(page.locator(".proponents li")).to_have_count(10)
     before = shown(page)
     slider = page.get_by_label("Damping λ", exact=True)
@@ -115,7 +115,7 @@ def test_the_slider_changes_the_scores_at_once(page: Page, server: Server) -> No
 def test_methods_are_switched_and_one_without_damping_disables_it(
     page: Page, server: Server, scores: dict[str, dtrak.Scores]
 ) -> None:
-    open_view(page, server, "picture/seed-00003.png")
+    open_screen(page, server, "picture/seed-00003.png")
     expect(page.locator(".proponents li")).to_have_count(10)
     page.get_by_text("trak", exact=True).click()
     best = scores["trak"].top(1)[3][0]
@@ -123,11 +123,11 @@ def test_methods_are_switched_and_one_without_damping_disables_it(
     assert shown(page)[0][1] == pytest.approx(best.score, rel=1e-4)
     page.get_by_text("raw-pixel-cosine").click()
     expect(page.get_by_label("Damping λ", exact=True)).to_be_disabled()
-    expect(page.locator("#meaning")).to_have_text("raw-pixel-cosine has none")
+    expect(page.locator("#meaning")).to_have_text("raw-pixel-cosine has no damping")
 
 
 def test_training_images_are_searched_filtered_sorted_and_paged(page: Page, server: Server) -> None:
-    open_view(page, server, "training")
+    open_screen(page, server, "training")
     expect(page.locator("output").last).to_have_text("1,000 images")
     page.get_by_role("button", name="Next page").click()
     expect(page.locator(".tiles li").first).to_contain_text("66")
@@ -140,7 +140,7 @@ def test_training_images_are_searched_filtered_sorted_and_paged(page: Page, serv
     expect(page.locator(".tiles li")).to_have_count(1)
     expect(search).to_be_focused()
     search.fill("nothing like it")
-    expect(page.get_by_text("No training image is like that.")).to_be_visible()
+    expect(page.get_by_text("No training image matches.")).to_be_visible()
     search.fill("")
     page.get_by_label("Sort by").select_option("total")
     expected = server.get("train", sort="total")["items"][0]
@@ -151,9 +151,9 @@ def test_training_images_are_searched_filtered_sorted_and_paged(page: Page, serv
 
 
 def test_the_validation_images_are_made_ready_when_asked_for(page: Page, server: Server) -> None:
-    open_view(page, server, "image/3")
+    open_screen(page, server, "image/3")
     page.get_by_text("validation", exact=True).click()
-    expect(page.locator(".answer > p").first).to_contain_text("Of the validation images")
+    expect(page.locator(".results > p").first).to_contain_text("Of the validation images")
     expect(page.locator(".proponents li")).to_have_count(10)
     page.locator(".proponents li a").first.click()
     expect(page.locator("h2")).to_contain_text("Picture ")
@@ -164,7 +164,7 @@ def test_the_validation_images_are_made_ready_when_asked_for(page: Page, server:
 def test_an_upload_is_followed_to_its_answer(page: Page, server: Server, run: Path) -> None:
     seen: list[str] = []
     page.expose_function("seen", lambda text: seen.append(text))
-    open_view(page, server, "ask")
+    open_screen(page, server, "ask")
     page.evaluate(
         "new MutationObserver(() => seen(document.getElementById('work').textContent))"
         ".observe(document.getElementById('work'), { subtree: true, childList: true, attributes: true })"
@@ -186,17 +186,17 @@ def test_an_upload_is_followed_to_its_answer(page: Page, server: Server, run: Pa
 
 
 def test_a_seed_is_drawn_and_attributed(page: Page, server: Server) -> None:
-    open_view(page, server, "ask")
+    open_screen(page, server, "ask")
     page.get_by_label("Seed").fill("41")
     page.get_by_role("button", name="Draw and attribute").click()
     expect(page.locator("h2")).to_have_text("Picture seed 41")
     expect(page.locator(".opponents li")).to_have_count(10)
-    page.get_by_role("link", name="Ask", exact=True).click()
+    page.get_by_role("link", name="New picture", exact=True).click()
     expect(page.get_by_role("link", name="Picture seed 41: seed 41")).to_be_visible()
 
 
 def test_a_bad_upload_shows_why(page: Page, server: Server, complaints: list[str]) -> None:
-    open_view(page, server, "ask")
+    open_screen(page, server, "ask")
     page.locator("#file").set_input_files(
         [{"name": "notes.png", "mimeType": "image/png", "buffer": b"not an image"}]  # type: ignore[list-item]
     )
@@ -219,7 +219,7 @@ def test_what_is_not_there_is_said(page: Page, server: Server, complaints: list[
 
 
 def test_the_keyboard_is_enough(page: Page, server: Server) -> None:
-    open_view(page, server, "pictures")
+    open_screen(page, server, "pictures")
     expect(page.locator(".tiles li")).to_have_count(4)
     page.keyboard.press("Tab")
     expect(page.get_by_text("Skip to the images")).to_be_focused()
@@ -236,7 +236,7 @@ def test_the_keyboard_is_enough(page: Page, server: Server) -> None:
 
 
 def test_credit_is_shown_for_a_picture(page: Page, server: Server) -> None:
-    open_view(page, server, "picture/seed-00001.png")
+    open_screen(page, server, "picture/seed-00001.png")
     expect(page.get_by_role("heading", name="Credit by label")).to_be_visible()
     shares = [float(text.rstrip("%")) for text in page.locator(".credit .value").all_inner_texts()]
     assert len(shares) == 10
@@ -249,6 +249,6 @@ def test_narrow_windows_are_wide_enough(page: Page, server: Server, scheme: str)
     page.set_viewport_size({"width": NARROW, "height": 800})
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     for place in ("pictures", "picture/seed-00001.png", "training?sort=total", "image/17", "ask"):
-        open_view(page, server, place)
+        open_screen(page, server, place)
         page.wait_for_load_state("networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") <= NARROW, place

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from dtrak.explorer.guard import HEADERS
-from dtrak.explorer.protocol import CONNECTIONS, SECONDS_TO_SEND, SECONDS_TO_TAKE
-from dtrak.explorer.uploads import MOST_BYTES, MOST_HELD
+from dtrak.explorer.protocol import MAX_CONNECTIONS, SECONDS_TO_READ, SECONDS_TO_SEND
+from dtrak.explorer.uploads import MAX_BYTES, MAX_HELD
 from serving import PATIENCE, Server, colourful, served
 
 SOON = 2.0  # seconds; an answer takes some thousandths, but the machine may be busy
@@ -127,7 +127,7 @@ def not_reading(server: Server) -> None:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that the system takes little for it
         slow.connect(("127.0.0.1", server.client.base_url.port))
         slow.sendall(b"GET /api/scores.csv?set=validation HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")  # 7 MB
-        time.sleep(2 * SECONDS_TO_TAKE)
+        time.sleep(2 * SECONDS_TO_READ)
         assert seconds_of_an_answer(server) < SOON
         assert not rest(slow).endswith(b"0\r\n\r\n")  # the last chunk
 
@@ -148,11 +148,11 @@ def test_who_is_late_blocks_no_one(late: dict[str, Future[None]], guest: str) ->
 
 
 def test_forms_that_fill_the_memory_give_way_to_others(server: Server) -> None:
-    large = MOST_BYTES - 1000
+    large = MAX_BYTES - 1000
     with ExitStack() as stack:
-        holding = [connected(server, stack, f"{FORM}Content-Length: {MOST_BYTES}\r\n\r\n".encode()) for _ in range(8)]
+        holding = [connected(server, stack, f"{FORM}Content-Length: {MAX_BYTES}\r\n\r\n".encode()) for _ in range(8)]
         opening = b'--x\r\nContent-Disposition: form-data; name="picture"; filename="x"\r\n\r\n'
-        assert len(holding) * large > MOST_HELD
+        assert len(holding) * large > MAX_HELD
         for one in holding:
             with suppress(ConnectionError):  # it may have been given up by now
                 one.sendall(opening + bytes(large))
@@ -163,7 +163,7 @@ def test_forms_that_fill_the_memory_give_way_to_others(server: Server) -> None:
 def test_more_connections_than_there_may_be(server: Server) -> None:
     """The oldest of those that ask nothing makes room."""
     with ExitStack() as stack:
-        idle = [connected(server, stack, b"GET /") for _ in range(CONNECTIONS + 60)]
+        idle = [connected(server, stack, b"GET /") for _ in range(MAX_CONNECTIONS + 60)]
         assert seconds_of_an_answer(server) < SOON
         idle[0].settimeout(SOON)
         assert rest(idle[0]) == b""  # long before it would be late

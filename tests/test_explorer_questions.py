@@ -12,7 +12,7 @@ import yaml
 
 import dtrak
 from dtrak.errors import DtrakError
-from dtrak.explorer.questions import FullError, Questions
+from dtrak.explorer.work_queue import FullError, WorkQueue
 from dtrak.progress import progress_bar, steps_of
 from serving import PATIENCE, Server, served
 from test_explorer import assert_equal_scores, values
@@ -30,7 +30,7 @@ def test_a_full_queue_says_so_and_recovers(own_run: Path) -> None:
         assert len(refused) >= 5
         assert len(accepted) >= 8
         assert int(refused[0].headers["retry-after"]) > 0
-        assert "too many questions" in refused[0].json()["error"]
+        assert "too many requests" in refused[0].json()["error"]
         stages = watched(server, accepted[-1].json()["question"]["id"])
         assert {stage["state"] for stage in stages} >= {"waiting", "working", "done"}
         drawing = [stage["done"] for stage in stages if stage["stage"] == "draw"]
@@ -54,41 +54,41 @@ def test_a_question_that_fails_does_not_end_the_others() -> None:
         raise DtrakError("the disk is full")
 
     gate = threading.Event()
-    questions = Questions(waiting=2)
+    queue = WorkQueue(max_waiting=2)
 
     def wait() -> str:
         gate.wait()
         return "late"
 
-    first = questions.ask("wait", "wait", wait)
+    first = queue.add("wait", "wait", wait)
     while first.state == "waiting":
         time.sleep(0.01)
-    failing, last = questions.ask("fail", "fail", fail), questions.ask("last", "last", lambda: "well")
-    assert questions.ask("last", "last", lambda: "again") is last
+    failing, last = queue.add("fail", "fail", fail), queue.add("last", "last", lambda: "well")
+    assert queue.add("last", "last", lambda: "again") is last
     with pytest.raises(FullError):
-        questions.ask("more", "more", lambda: None)
-    unbounded = questions.ask("more", "more", lambda: None, is_bounded=False)
-    assert questions.described(unbounded)["ahead"] == 3
+        queue.add("more", "more", lambda: None)
+    unbounded = queue.add("more", "more", lambda: None, is_bounded=False)
+    assert queue.described(unbounded)["ahead"] == 3
     with pytest.raises(FullError):
-        questions.ask("still more", "still more", lambda: None)
+        queue.add("still more", "still more", lambda: None)
     gate.set()
     while unbounded.state != "done":
         time.sleep(0.01)
     assert (failing.state, failing.error) == ("failed", "the disk is full")
     assert (first.result, last.result) == ("late", "well")
-    assert questions.ask("fail", "fail", lambda: "now") is not failing
-    assert questions.close()
+    assert queue.add("fail", "fail", lambda: "now") is not failing
+    assert queue.close()
 
 
 def test_the_servers_own_questions_leave_room_for_others() -> None:
-    gate, questions = threading.Event(), Questions(waiting=1)
+    gate, queue = threading.Event(), WorkQueue(max_waiting=1)
     for number in range(5):
-        questions.ask(f"own {number}", "own", lambda: gate.wait() and None, is_bounded=False)
-    asked = questions.ask("mine", "mine", lambda: "answer")
+        queue.add(f"own {number}", "own", lambda: gate.wait() and None, is_bounded=False)
+    asked = queue.add("mine", "mine", lambda: "answer")
     gate.set()
     while asked.state != "done":
         time.sleep(0.01)
-    assert questions.close()
+    assert queue.close()
 
 
 def test_closing_ends_work_at_its_next_step() -> None:
@@ -100,11 +100,11 @@ def test_closing_ends_work_at_its_next_step() -> None:
                 advance(1)
                 begun.set()
 
-    questions = Questions()
-    question = questions.ask("endless", "endless", endless)
+    queue = WorkQueue()
+    question = queue.add("endless", "endless", endless)
     begun.wait()
     assert question.described(0)["unit"] == "steps"
-    assert questions.close()
+    assert queue.close()
 
 
 def test_steps_are_told_to_watchers_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from dtrak.explorer.uploads import MOST_BYTES
+from dtrak.explorer.uploads import MAX_BYTES
 from serving import PATIENCE, Server, colourful, encoded, served
 
 
@@ -50,8 +50,8 @@ BAD_UPLOADS = {
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", 415, "not an image"),
     "truncated": (colourful(90)[:2000], 400, "truncated"),
     "no pixels behind the header": (png_header(500, 500), 400, "damaged"),
-    "too many bytes": (bytes(MOST_BYTES + 1), 413, "20 MB"),
-    "far too many bytes": (bytes(3 * MOST_BYTES), 413, "20 MB"),
+    "too many bytes": (bytes(MAX_BYTES + 1), 413, "20 MB"),
+    "far too many bytes": (bytes(3 * MAX_BYTES), 413, "20 MB"),
     "32 bits": (encoded(Image.new("F", (8, 8)), "TIFF"), 415, "not an image"),
 }
 

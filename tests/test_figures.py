@@ -13,7 +13,7 @@ from PIL import Image
 import dtrak
 from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError
-from dtrak.report.comparisons import LDSOf
+from dtrak.report.comparisons import MethodLDS
 from dtrak.report.curves import Curve, Sample
 from dtrak.report.figures import (
     boxplots,
@@ -55,9 +55,10 @@ def scores(method: str = "d-trak", seed: int = 0) -> Scores:
     return Scores(values, TRAIN.ids, QUERIES.ids, method, TRAIN.columns, own)
 
 
-def measured() -> dict[str, LDSOf]:
+def measured() -> dict[str, MethodLDS]:
     return {
-        name: LDSOf(lds, 1.5, lds - 3, lds + 2.5, 0.1, []) for name, lds in zip(NAMES, (-0.7, 30, 45, 50), strict=True)
+        name: MethodLDS(lds, 1.5, lds - 3, lds + 2.5, 0.1, [])
+        for name, lds in zip(NAMES, (-0.7, 30, 45, 50), strict=True)
     }
 
 

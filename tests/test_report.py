@@ -27,7 +27,7 @@ class Page(HTMLParser):
         super().__init__()
         self.text = path.read_text()
         self.shown: list[tuple[str, str, str, str, float, str]] = []
-        self.answers: list[dict[str, str]] = []  # the attributes of each
+        self.lists: list[dict[str, str]] = []  # the attributes of each list of matches
         self.tags: list[str] = []
         self.links: list[str] = []
         found = re.findall(r"^\.(\S+) \{ background-image: url\((data:\S+)\); \}$", self.text, re.MULTILINE)
@@ -46,9 +46,9 @@ class Page(HTMLParser):
         match tag:
             case "section":
                 self.kind = classes[1] if classes[:1] == ["matches"] else ""
-            case "div" if classes == ["answer"]:
+            case "div" if classes == ["by-method"]:
                 self.method = found["data-method"]
-                self.answers.append(found)
+                self.lists.append(found)
             case "span" if classes[:1] == ["thumbnail"] and len(classes) > 1:
                 self.title, self.picture = found["title"], classes[1]
                 assert self.picture in self.images
@@ -79,7 +79,7 @@ def test_each_query_has_its_strongest_images_of_every_method(tmp_path: Path) -> 
     assert page.shown == expected
     assert {picture for *_, picture in page.shown} | {f"q{q}" for q in range(60)} == page.images.keys()
     assert set(page.options) >= {"0", "9", "d-trak", "trak", "score", "class"}
-    assert "own" not in page.options  # as there is no self-influence
+    assert "selfInfluence" not in page.options  # as there is no self-influence
     assert page.text.count('type="radio"') == 2
 
 

@@ -57,14 +57,14 @@ def shown(page: Page) -> list[str]:
     return page.locator("article:visible").evaluate_all("all => all.map((one) => one.dataset.id)")
 
 
-def of_answers(page: Page, name: str) -> list[str]:
-    """A datum of each picture's first answer that is shown."""
-    first = "(all, name) => all.map((one) => one.querySelector('.answer').dataset[name])"
+def shown_data(page: Page, name: str) -> list[str]:
+    """A datum of the first method that is shown, for each picture."""
+    first = "(all, name) => all.map((one) => one.querySelector('.by-method').dataset[name])"
     return page.locator("article:visible").evaluate_all(first, name)
 
 
 def choose(page: Page, method: str) -> None:
-    page.locator("#controls fieldset").get_by_text(method, exact=True).click()
+    page.locator("#filters fieldset").get_by_text(method, exact=True).click()
 
 
 def test_the_demo_s_report_opens_from_the_disk(page: Page, finished_run: Path) -> None:
@@ -113,7 +113,7 @@ def test_pictures_are_drawn(full: Page) -> None:
 def test_filters_leave_what_was_asked_for(full: Page) -> None:
     everything = shown(full)
     full.select_option("[name=class]", "3")
-    labels = of_answers(full, "class")
+    labels = shown_data(full, "class")
     assert labels
     assert set(labels) == {"3"}
     expect(full.locator("#status")).to_have_text(f"{len(labels)} of {len(everything)} pictures")
@@ -123,10 +123,10 @@ def test_filters_leave_what_was_asked_for(full: Page) -> None:
 
     full.locator("[name=score]").fill("50")
     assert len(shown(full)) == len(everything) // 2
-    kept = [float(one) for one in of_answers(full, "score")]
+    kept = [float(one) for one in shown_data(full, "score")]
     full.locator("[name=score]").fill("0")
-    assert min(kept) >= sorted(float(one) for one in of_answers(full, "score"))[len(everything) // 2]
-    full.locator("[name=own]").fill("75")
+    assert min(kept) >= sorted(float(one) for one in shown_data(full, "score"))[len(everything) // 2]
+    full.locator("[name=selfInfluence]").fill("75")
     assert len(shown(full)) == len(everything) // 4
 
 
@@ -135,15 +135,15 @@ def test_the_class_is_the_query_s_own_label(full: Page, full_run: Path) -> None:
     top = load_scores(full_run / "scores.npz")["random"].top(1)
     assert [str(match.columns["label"]) for (match,) in top] != labels
     choose(full, "random")
-    assert of_answers(full, "class") == labels
+    assert shown_data(full, "class") == labels
 
 
-@pytest.mark.parametrize("order", ["score", "own", "class"])
+@pytest.mark.parametrize("order", ["score", "selfInfluence", "class"])
 def test_sorting_is_by_the_shown_method(full: Page, order: str) -> None:
     given = shown(full)
     choose(full, "d-trak")
     full.select_option("[name=order]", order)
-    found = [float(one) for one in of_answers(full, order)]
+    found = [float(one) for one in shown_data(full, order)]
     assert found == sorted(found, reverse=order != "class")
     assert shown(full) != given
     assert sorted(shown(full)) == sorted(given)
@@ -153,18 +153,18 @@ def test_sorting_is_by_the_shown_method(full: Page, order: str) -> None:
 
 def test_two_methods_stand_side_by_side(full: Page) -> None:
     card = full.locator("article").first
-    assert card.locator(".answer").count() == 1
+    assert card.locator(".by-method").count() == 1
     full.select_option("[name=beside]", "d-trak")
     heads = card.locator("h4").all_inner_texts()
     assert [head.split()[-1] for head in heads] == ["trak", "trak", "d-trak", "d-trak"]
-    left, right = (card.locator(".answer").nth(place).bounding_box() for place in (0, 1))
+    left, right = (card.locator(".by-method").nth(place).bounding_box() for place in (0, 1))
     assert left
     assert right
     assert left["x"] + left["width"] < right["x"]
     assert left["y"] == right["y"]
     assert left["width"] == pytest.approx(right["width"], abs=1)
     choose(full, "d-trak")  # beside itself: one is enough
-    assert card.locator(".answer").count() == 1
+    assert card.locator(".by-method").count() == 1
     choose(full, "random")
     assert [head.split()[-1] for head in card.locator("h4").all_inner_texts()] == ["random"] * 2 + ["d-trak"] * 2
 
@@ -183,7 +183,7 @@ def test_credit_of_one_picture_and_back(full: Page, full_run: Path) -> None:
     values = full.locator(".credit table").first.locator(".value")
     every = values.all_inner_texts()
     expect(full.locator(".credit .interval").first).to_be_visible()
-    full.locator("article").nth(4).get_by_text("Whose credit?").click()
+    full.locator("article").nth(4).get_by_text("Show its credit").click()
     expect(full.locator("#credit-label")).to_be_focused()
     groups, shares = load_scores(full_run / "scores.npz")["trak"].shares("label")
     order = np.argsort(-shares[4], kind="stable")
@@ -213,8 +213,8 @@ def test_the_keyboard_reaches_controls_and_pictures(full: Page) -> None:
     full.keyboard.press("Tab")
     expect(full.locator("[name=method][value=trak]")).to_be_focused()
     full.keyboard.press("ArrowRight")
-    assert of_answers(full, "method")[0] == "d-trak"
-    for name in ("beside", "class", "order", "score", "own", "jump"):
+    assert shown_data(full, "method")[0] == "d-trak"
+    for name in ("beside", "class", "order", "score", "selfInfluence", "jump"):
         full.keyboard.press("Tab")
         expect(full.locator(f"[name={name}]")).to_be_focused()
     full.select_option("[name=class]", "1")
@@ -274,7 +274,7 @@ def test_a_phone_shows_it_all_without_scrolling_sideways(full: Page) -> None:
 
 def test_print_has_pictures_and_no_controls(full: Page) -> None:
     full.emulate_media(media="print")
-    for selector in ("#controls", "nav", "details", ".which"):
+    for selector in ("#filters", "nav", "details", ".which"):
         expect(full.locator(selector).first).to_be_hidden()
     expect(full.locator("article").first).to_be_visible()
     assert full.locator(".thumbnail").first.evaluate("one => getComputedStyle(one).printColorAdjust") == "exact"
@@ -290,7 +290,7 @@ def test_thousands_of_images_stay_small_and_quick(page: Page, tmp_path: Path) ->
     page.goto(report.as_uri())
     assert len(shown(page)) == 200
     change = """([name, value]) => {
-      const control = document.getElementById("controls").elements[name];
+      const control = document.getElementById("filters").elements[name];
       const started = performance.now();
       control.value = value;
       control.dispatchEvent(new Event("input", { bubbles: true }));
@@ -308,7 +308,7 @@ def test_thousands_of_images_stay_small_and_quick(page: Page, tmp_path: Path) ->
         # The quickest of three: others may be at work on this machine.
         assert max(map(min, zip(*rounds, strict=True))) < 200, name
 
-    page.locator("article:visible").nth(7).get_by_text("Whose credit?").click()
+    page.locator("article:visible").nth(7).get_by_text("Show its credit").click()
     groups, shares = scores["trak"].shares("artist")
     table = page.locator(".credit table").first
     largest = np.argsort(-shares[int(page.locator(".credit [name=query]").input_value())], kind="stable")[:12]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from dtrak.attribution.scores import Scores, load_scores, save_scores
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.comparison import Comparison, Result
-from dtrak.evaluation.counterfactual import Counterfactual, Effect, keep
+from dtrak.evaluation.counterfactual import Counterfactual, Effect, write_result
 from dtrak.evaluation.lds import LDS
-from dtrak.evaluation.of_runs import keep_comparison
+from dtrak.evaluation.run_evaluation import save_comparison
 from dtrak.features.store import Cost
 from dtrak.files import write_text
 from dtrak.images.images import load_images
@@ -26,9 +26,9 @@ from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
 from dtrak.report.overview import trust
-from dtrak.report.plots import nice_ticks, plain_value, plot, x_tick_values
+from dtrak.report.plots import TOP, nice_ticks, plain_value, plot, x_tick_values
 from dtrak.report.selfinfluence import self_influence_by_class
-from dtrak.report.thumbnails import Shown, embedded
+from dtrak.report.thumbnails import ShownPicture, embedded
 from dtrak.report.wording import described
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
@@ -74,7 +74,7 @@ def measure(
         for name, lds in methods.items()
     ]
     found = Comparison(results, ceiling, 2, 32, "chosen on the other 32 subsets", SETTINGS | changes)
-    keep_comparison(run, found)
+    save_comparison(run, found)
     write_text(run.folder / "lds.json", found.json())
 
 
@@ -124,7 +124,10 @@ def test_the_lds_of_the_same_settings_is_shown_with_its_ceiling(run: Run) -> Non
 
 def test_a_damping_that_was_chosen_for_the_measurement_is_said(run: Run) -> None:
     measure(run, {"trak": 42.0}, damping="chosen")
-    assert "Measured with other settings than these scores have: damping chosen, not" in write_report(run).read_text()
+    assert (
+        "This was measured with other settings than these scores have: damping chosen, not"
+        in write_report(run).read_text()
+    )
 
 
 def test_scores_of_other_pictures_are_not_shown(run: Run) -> None:
@@ -163,7 +166,7 @@ def test_an_lds_without_settings_is_shown_as_unknown(run: Run) -> None:
     write_text(path, json.dumps(content))
     for kept in (run.folder / "lds").iterdir():
         kept.unlink()
-    assert "is not known" in write_report(run).read_text()
+    assert "are not known" in write_report(run).read_text()
 
 
 def test_comparisons_with_the_same_settings_are_one(run: Run) -> None:
@@ -236,9 +239,9 @@ def test_a_plot_keeps_its_points_inside_and_in_order() -> None:
     assert points[0].low > points[0].y
     for point in points:
         assert found.left <= point.x <= found.right
-        assert found.top <= point.y <= found.bottom
+        assert TOP <= point.y <= found.bottom
     assert found.ceiling is not None
-    assert found.top <= found.ceiling < points[2].y
+    assert TOP <= found.ceiling < points[2].y
 
 
 @given(low=st.floats(-1e3, 1e3), span=st.floats(0, 1e3))
@@ -309,7 +312,7 @@ def keep_counterfactual(folder: Path, step: int | None) -> Counterfactual:
     ]
     made_by = {"train": 1000, "removed": 200, "encoder": "some/clip"}
     found = Counterfactual(step, queries, pictures[0], effects, made_by)
-    keep(found, folder)
+    write_result(found, folder)
     return found
 
 
@@ -365,7 +368,7 @@ def test_credit_of_one_picture_is_its_shares(run: Run) -> None:
 def test_pictures_beyond_the_budget_become_smaller() -> None:
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (8, 96, 96, 3), dtype=np.uint8)
-    pictures = {f"t{n}": Shown(lambda n=n: pixels[n], 128) for n in range(8)}  # type: ignore[misc]
+    pictures = {f"t{n}": ShownPicture(lambda n=n: pixels[n], 128) for n in range(8)}  # type: ignore[misc]
     whole = embedded(pictures)
     budget = sum(map(len, whole.values())) // 3
     smaller = embedded(pictures, budget)

@@ -19,7 +19,7 @@ from commands import processes
 from dtrak.engines import make_engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation import outputs as outputs_module
-from dtrak.evaluation.jobs import Retraining, TrainingJob, model_of, retrain, retrained, threads_per_job
+from dtrak.evaluation.jobs import Retraining, TrainingJob, model_with_weights, retrain, run_jobs, threads_per_job
 from dtrak.evaluation.outputs import model_outputs
 from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
 from dtrak.evaluation.subsets import random_subsets
@@ -120,8 +120,8 @@ def context_of(run: Run, masks: Sequence[Sequence[bool]] | np.ndarray[Any, Any],
 def test_all_images_and_the_same_seed_give_the_runs_own_model(finished_run: Path) -> None:
     run = Run.open(finished_run)
     context = context_of(run, np.ones((1, 1000), bool))
-    (result,) = (arrays for _, arrays in retrained(context, [TrainingJob(0)], make_engine("process"), threads=1))
-    assert model_of(context, result).fingerprint == run.model().fingerprint
+    (result,) = (arrays for _, arrays in run_jobs(context, [TrainingJob(0)], make_engine("process"), threads=1))
+    assert model_with_weights(context, result).fingerprint == run.model().fingerprint
 
 
 def test_a_job_draws_from_its_own_seeds(finished_run: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_job_draws_from_its_own_seeds(finished_run: Path) -> None:
     context = context_of(run, random_subsets(2, 1000))
     result = retrain(context, TrainingJob(1, seed=3, draw=(8, 2)))
     steps = run.recipe.generation.steps
-    drawn = sample(model_of(context, result), (8, 2), steps).pictures
+    drawn = sample(model_with_weights(context, result), (8, 2), steps).pictures
     assert result["pictures"].tobytes() == drawn.numpy().tobytes()
     assert set(result) == {"seconds", "pictures", *(f"weights/{name}" for name in run.model().network.state_dict())}
 
@@ -309,7 +309,10 @@ def test_more_subsets_and_seeds_add_to_what_is_there(own_benchmark: Path, finish
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"fraction": 0.4}, "own was made with fraction 0.5, not 0.4: ask for the same again, read it as --benchmark "),
+        (
+            {"fraction": 0.4},
+            "own was made with fraction 0.5, not 0.4: give the same as before, read it as --benchmark ",
+        ),
         ({"timesteps": 5}, "own was made with timesteps 4, not 5"),
         ({"noises": 1}, "own was made with noises 2, not 1"),
         ({"seed": 1}, "own was made with seed 0, not 1"),

@@ -61,7 +61,7 @@ def test_rounding_of_floats_takes_no_image_away() -> None:
     ("count", "total", "fraction", "says"),
     [
         (0, 10, 0.5, "0 subsets: there must be at least 1"),
-        (2, 10, 0.0, "fraction 0.0: subsets of 10 images must hold some of them, and not all"),
+        (2, 10, 0.0, "fraction 0.0: a subset of 10 images must hold at least one of them, but not all"),
         (2, 10, 1.5, "fraction 1.5"),
         (2, 10, 0.01, "fraction 0.01"),
         (2, 10, 0.99, "fraction 0.99"),

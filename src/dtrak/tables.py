@@ -122,23 +122,19 @@ class Table:
 
     def latex(self) -> str:
         r"""Return the table in LaTeX, for a document with \usepackage{booktabs}."""
-        heads, *rows = (" & ".join(_latex(text) for text in row) + r" \\" for row in (self.heads, *self._texts()))
+        import pandas
+
+        frame = pandas.DataFrame([map(_latex, row) for row in self._texts()], columns=list(map(_latex, self.heads)))
         columns = "".join("r" if is_right else "l" for is_right in self._right())
-        lines = [
-            r"\begin{table}",
-            r"\centering",
-            *([rf"\caption{{{_latex(self.caption)}}}"] if self.caption else []),
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            heads,
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            *(rf"\par\smallskip {_latex(note)}" for note in self.notes),
-            r"\end{table}",
-        ]
-        return "\n".join(lines) + "\n"
+        table: str = frame.style.hide(axis="index").to_latex(
+            environment="table",
+            position_float="centering",
+            column_format=columns,
+            hrules=True,
+            caption=_latex(self.caption) or None,
+        )
+        notes = "".join(rf"\par\smallskip {_latex(note)}" + "\n" for note in self.notes)
+        return table.replace(r"\end{table}", notes + r"\end{table}")
 
     def _texts(self) -> list[list[str]]:
         return [[_text(entry) for entry in row] for row in self.rows]

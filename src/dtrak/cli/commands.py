@@ -1,4 +1,7 @@
-"""The command line: parse, call, print. Everything that takes long is imported when a command needs it."""
+"""The commands of `dtrak`: each parses its options, calls the package and prints the result.
+
+Modules that take long to import are imported inside the commands that need them.
+"""
 
 import io
 import logging
@@ -7,7 +10,6 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.table import Column, Table
@@ -20,23 +22,23 @@ from dtrak.printing import output, show, show_yaml, tell
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 app.add_typer(evaluate.app, name="evaluate")
-INTERRUPTED = 130  # what shells call a process that Ctrl-C has ended
+INTERRUPTED = 130  # the usual exit code after Ctrl-C
 
 
-@app.callback(epilog="A first look, a few minutes on two cores: dtrak demo")
+@app.callback(epilog="For a first try, in a few minutes on two cores: dtrak demo")
 def start(debug: options.Debug = False) -> None:
     """Which training images made this picture? Attribution for diffusion models.
 
-    Every long command can be interrupted, or killed, and run again: it goes on where it stopped.
+    Every long command can be interrupted or killed. Run again, it continues where it stopped.
     """
 
 
 @app.command()
 def demo(out: options.NewRun = Path("runs/digits"), device: options.Device = None) -> None:
-    """Do it all on the embedded digits, in a few minutes.
+    """Try everything on small images of digits, in minutes.
 
-    Trains a small model, generates digits, finds the training digits that they came from, and shows them in
-    RUN/report.html.
+    The command trains a small model, draws digits with it, scores the training digits for each of them, and writes the
+    result to RUN/report.html.
     """
     run("digits", out, device)
 
@@ -47,9 +49,9 @@ def run(
     out: options.NamedRun = None,
     device: options.Device = None,
     scale: options.Scale = None,
-    train_source: options.OwnTrain = None,
-    validation: options.OwnValidation = None,
-    base: options.OwnBase = None,
+    train_source: options.TrainOverride = None,
+    validation: options.ValidationOverride = None,
+    base: options.BaseOverride = None,
     dry_run: options.DryRun = False,
 ) -> None:
     """Train, generate, attribute and report, as a recipe says."""
@@ -77,7 +79,7 @@ def train(
 ) -> None:
     """Train a model on a recipe's images.
 
-    Writes RUN/model, in diffusers' layout, and RUN/checkpoints.
+    The command writes RUN/model, in diffusers' layout, and RUN/checkpoints.
     """
     from dtrak.runs.recipes import load_recipe
     from dtrak.runs.run import Run
@@ -109,7 +111,7 @@ def generate(
 ) -> None:
     """Draw pictures with a run's model.
 
-    Writes RUN/generated, which then holds the N pictures asked for and no others.
+    The command writes RUN/generated, which then holds these N pictures and no others.
     """
     from dtrak.runs.run import Run
 
@@ -140,24 +142,24 @@ def attribute(
     damping: options.Damping = None,
     device: options.Device = None,
 ) -> None:
-    """Score every training image for every picture asked about.
+    """Score every training image for every picture.
 
-    Either for a run, whose recipe then decides what is not given here, and which keeps the scores for its report; or
-    for a model trained elsewhere, with --model, --train, --queries and --out.
+    Give a run: its recipe decides everything that no option sets, and it keeps the scores for its report. Or give a
+    model that was trained elsewhere, with --model, --train, --queries and --out.
 
     IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
     """
-    asked = scoring.asking_for(method, damping)
+    scoring = scoring.asking_for(method, damping)
     if run_folder is not None:
         if any(one is not None for one in (model, lora, prompt, train_source, size)):
             raise UsageError(
                 f"give a run ({run_folder}), or --model and --train (and --lora, --prompt, --size), not both"
             )
-        _attribute_run(run_folder, queries, out, asked, device)
+        _attribute_run(run_folder, queries, out, scoring, device)
     elif model is None or train_source is None or queries is None or out is None:
         raise UsageError("give a run, or all of --model, --train, --queries and --out")
     else:
-        _attribute_model((model, lora, prompt), train_source, queries, out, size, asked, device)
+        _attribute_model((model, lora, prompt), train_source, queries, out, size, scoring, device)
 
 
 def _attribute_run(
@@ -170,7 +172,7 @@ def _attribute_run(
     source = queries or str(run_folder / "generated")
     if queries is None and not Path(source).exists():
         raise UsageError(
-            f"{run_folder} has no generated pictures yet: `dtrak generate {run_folder}`, or give --queries"
+            f"{run_folder} has no generated pictures yet: `dtrak generate {run_folder}` draws some, or give --queries"
         )
     recipe = opened.recipe.attribution
     methods = scoring.method_names(scoring.settings(recipe), recipe.method)
@@ -205,7 +207,10 @@ def _attribute_model(
     scoring: Scoring,
     device: str | None,
 ) -> None:
-    """Without a cache of the user's, features lie beside the scores for as long as they are needed to go on."""
+    """Attribute a model that was trained elsewhere.
+
+    Without --cache, the features are kept beside the scores until these are written, so that a kill costs little.
+    """
     from dtrak.files import check_not_read, check_writable, kept_until_done
     from dtrak.images.images import load_images
 
@@ -236,9 +241,10 @@ def _attribute_model(
 
 @app.command()
 def report(run_folder: options.RunFolder) -> None:
-    """Show a run's pictures beside the images they came from.
+    """Write a page that shows the scores of a run.
 
-    Writes RUN/report.html, a page that needs no other file.
+    The page is RUN/report.html, which needs no other file. It shows the run's pictures beside their highest-scoring
+    training images.
     """
     from dtrak.runs.run import Run
 
@@ -261,15 +267,16 @@ def serve(
     no_browser: options.NoBrowser = False,
     device: options.Device = None,
 ) -> None:
-    """Look around in a run, in a browser: who made each picture, what each training image did, for any damping.
+    """Explore the scores of a run in a browser.
 
-    Also answers about pictures that you upload, or that it draws from a seed. Features that are not there yet are
-    computed while you look. Pictures asked about are kept in RUN/asked.
+    The page shows the scores of each picture and of each training image, for any damping. You can also upload a
+    picture, or have one drawn from a seed, and see its scores; such pictures are kept in RUN/asked. Missing features
+    are computed in the background.
     """
     from dtrak.explorer.address import listen
     from dtrak.runs.run import Run
 
-    asked = scoring.asking_for(method, damping)
+    scoring = scoring.asking_for(method, damping)
     opened, listening = Run.open(run_folder), listen(host, port)
 
     from dtrak.explorer.exploration import explore
@@ -278,17 +285,17 @@ def serve(
     exploration = explore(
         opened,
         options.chosen_device(device),
-        methods=asked.methods,
-        typed=asked.typed,
-        cache=asked.cache,
-        engine=asked.engine,
+        methods=scoring.methods,
+        typed=scoring.typed,
+        cache=scoring.cache,
+        engine=scoring.engine,
     )
     serve_exploration(exploration, host, listening, not no_browser)
 
 
 @app.command()
 def methods() -> None:
-    """List the methods: what each is, needs and costs."""
+    """List the methods, with what each one is, needs and costs."""
     from dtrak.methods import METHODS
 
     table = Table(Column("method", no_wrap=True), "what it is", "needs", "costs", box=None, pad_edge=False)
@@ -298,14 +305,15 @@ def methods() -> None:
 
 
 @app.command()
-def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this one.", show_default=False)] = None,
-) -> None:
-    """List the recipes, or print one, with what each line means, to start your own from."""
+def recipes(name: options.RecipeName = None) -> None:
+    """List the recipes, or print one to start your own from.
+
+    The comments of a recipe explain each line.
+    """
     from dtrak.runs.recipes import load_recipe, recipe_names, recipe_text
 
     if name is not None:
-        load_recipe(name)  # whatever else lies there is not for printing
+        load_recipe(name)  # refuses a file that is not a recipe
         show_yaml(recipe_text(name))
         return
     table = Table("recipe", "what it is", box=None, pad_edge=False)
@@ -332,7 +340,7 @@ def info() -> None:
 
 
 def silence_libraries() -> None:
-    """Their warnings and logs speak to developers; what a user has to know is in dtrak's own errors."""
+    """Turn off the warnings and logs of libraries: they are for developers, and users get dtrak's error messages."""
     warnings.simplefilter("ignore")
     logging.disable()
     if not sys.stderr.isatty():
@@ -341,17 +349,17 @@ def silence_libraries() -> None:
 
 
 def main() -> None:
-    """Run a command; whatever goes wrong is one line on standard error and an exit code."""
+    """Run a command; an error becomes one line on standard error and an exit code."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     if not debug:
         silence_libraries()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no text
+        sys.stdout.reconfigure(errors="backslashreplace")  # the name of a file may not be valid text
     try:
         with sigterm.ended_by_sigterm():
             code = app(arguments or ["--help"], prog_name="dtrak", standalone_mode=False)
-        if code == INTERRUPTED:  # typer has caught it
+        if code == INTERRUPTED:  # typer has caught the KeyboardInterrupt
             raise KeyboardInterrupt
     except (Exception, KeyboardInterrupt, SystemExit, sigterm.TerminatedError) as error:
         if debug:
@@ -361,8 +369,8 @@ def main() -> None:
 
 
 def ended_by(error: BaseException) -> int:
-    """Say in one line what has ended a command; gives the exit code."""
-    if sigterm.was_received():  # whatever a library has made of it
+    """Print one line on what has ended a command, and return the exit code."""
+    if sigterm.was_received():  # a library may have turned the signal into another error
         sigterm.print_message_once()
         return sigterm.TERMINATED
     code, message = explained(error)
@@ -371,12 +379,12 @@ def ended_by(error: BaseException) -> int:
 
 
 def printable(line: str) -> str:
-    """The same with \\x1b … for what a terminal would obey or cannot show."""
+    """Escape characters that control a terminal or that it cannot show, as \\x1b and so on."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
 
 
 def explained(error: BaseException) -> tuple[int, str]:
-    """The exit code and the one line that an error comes to."""
+    """Return the exit code and the one-line message for an error."""
     match error:
         case DtrakError():
             return error.exit_code, str(error)

@@ -1,4 +1,4 @@
-"""`dtrak evaluate`: how far the scores can be trusted."""
+"""The commands `dtrak evaluate …`, which measure how far scores can be trusted."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dtrak.cli import options
-from dtrak.cli import options_evaluate as asked
+from dtrak.cli import options, options_evaluate
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
 from dtrak.printing import show, tell
@@ -26,28 +25,29 @@ app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mod
 @with_scoring
 def lds(
     scoring: Scoring,
-    run_folder: asked.RunToRetrain = None,
-    benchmark: asked.Benchmark = None,
+    run_folder: options_evaluate.RunToRetrain = None,
+    benchmark: options_evaluate.Benchmark = None,
     method: options.Method = None,
-    queries: asked.QueryKind = "validation",
-    output_function: asked.Output = "simple",
-    damping: asked.EvaluatedDamping = "chosen",
-    grid: asked.Grid = "log",
-    out: asked.LdsFile = None,
-    table: asked.TableFile = None,
-    subsets: asked.Subsets = None,
-    fraction: asked.Fraction = None,
-    seeds: asked.Seeds = None,
-    output_timesteps: asked.OutputTimesteps = None,
-    output_noises: asked.OutputNoises = None,
-    validation_count: asked.ValidationCount = None,
-    keep_models: asked.KeepModels = None,
+    queries: options_evaluate.QueryKind = "validation",
+    output_function: options_evaluate.Output = "simple",
+    damping: options_evaluate.EvaluatedDamping = "chosen",
+    grid: options_evaluate.Grid = "log",
+    out: options_evaluate.LdsFile = None,
+    table: options_evaluate.TableFile = None,
+    subsets: options_evaluate.Subsets = None,
+    fraction: options_evaluate.Fraction = None,
+    seeds: options_evaluate.Seeds = None,
+    output_timesteps: options_evaluate.OutputTimesteps = None,
+    output_noises: options_evaluate.OutputNoises = None,
+    validation_count: options_evaluate.ValidationCount = None,
+    keep_models: options_evaluate.KeepModels = None,
     device: options.Device = None,
 ) -> None:
-    """Ask how well scores predict what models trained on random subsets do: the linear datamodelling score.
+    """Measure how well scores predict retrained models (LDS).
 
-    For a run, retrains its model on random subsets and keeps what they make of the run's validation and generated
-    images as RUN/benchmark; for --benchmark, takes a folder where that was done. Then scores the methods against it.
+    The linear datamodelling score (LDS) compares summed scores with the losses of models that are trained on subsets.
+    Give a run: its model is retrained on random subsets, and the losses of its validation and generated images are kept
+    in RUN/benchmark. Or give --benchmark, such a folder from before. Then the LDS of each method is computed.
     """
     from dtrak.runs.run import Run
 
@@ -64,7 +64,7 @@ def lds(
     }
     retraining = {name: value for name, value in retraining.items() if value is not None}
     if benchmark is not None and retraining:
-        raise UsageError(f"--benchmark {benchmark} is read as it is: its {next(iter(retraining))} cannot be chosen")
+        raise UsageError(f"--benchmark {benchmark} is only read: its {next(iter(retraining))} cannot be changed")
     run = None if run_folder is None else Run.open(run_folder)
     recipe = None if run is None else run.recipe.attribution
     scoring = scoring.asking_for(method, None)
@@ -72,26 +72,26 @@ def lds(
     out = run_folder / "lds.json" if out is None and run_folder is not None else out
     _check_files(out, table)
 
-    from dtrak.evaluation.comparison import check_question, compare
-    from dtrak.evaluation.of_runs import benchmark_features_folder, keep_comparison
+    from dtrak.evaluation.comparison import check_comparison, compare
+    from dtrak.evaluation.run_evaluation import benchmark_features_folder, save_comparison
     from dtrak.files import kept_until_done, write_text
     from dtrak.inputs.benchmark import Benchmark
     from dtrak.runs.attributing import settings_of
 
     if "retrained" in scoring.typed:
         given = scoring.typed["retrained"]
-        raise UsageError(f"--retrained {given}: methods learn from the benchmark's own models here")
-    settings, where = scoring.settings(None if run is None else settings_of(run)), options.chosen_device(device)
-    check_question(methods, queries, output_function, damping, grid, settings)
-    keeps = scoring.cache
+        raise UsageError(f"--retrained {given}: here methods always learn from the models of the benchmark")
+    settings, chosen_device = scoring.settings(None if run is None else settings_of(run)), options.chosen_device(device)
+    check_comparison(methods, queries, output_function, damping, grid, settings)
+    features_folder = scoring.cache
     if run is not None:
-        made = _retrained(run, retraining, queries, damping, scoring.engine, where)
-        keeps = keeps or benchmark_features_folder(run, settings)
+        opened = _benchmark_of(run, retraining, queries, damping, scoring.engine, chosen_device)
+        features_folder = features_folder or benchmark_features_folder(run, settings)
     elif benchmark is not None:
-        made = Benchmark.open(benchmark)
-    with kept_until_done(keeps, out) as cache:
-        found = compare(
-            made,
+        opened = Benchmark.open(benchmark)
+    with kept_until_done(features_folder, out) as cache:
+        comparison = compare(
+            opened,
             methods,
             cache,
             settings,
@@ -99,14 +99,14 @@ def lds(
             output=output_function,
             damping=damping,
             grid=grid,
-            device=where,
+            device=chosen_device,
             engine=scoring.engine,
         )
         if run is not None:
-            keep_comparison(run, found)
+            save_comparison(run, comparison)
         if out is not None:
-            write_text(out, found.json())
-    _show(found.table(), table, "The numbers", [] if out is None else [out])
+            write_text(out, comparison.json())
+    _show(comparison.table(), table, "The numbers", [] if out is None else [out])
 
 
 @app.command()
@@ -114,23 +114,24 @@ def lds(
 def counterfactual(
     scoring: Scoring,
     run_folder: options.RunFolder,
-    method: asked.EvaluatedMethods = "random,trak,d-trak",
-    count: asked.QueryCount = None,
-    remove: asked.Remove = None,
-    step: asked.Steps = None,
-    encoder: asked.JudgingEncoder = None,
+    method: options_evaluate.EvaluatedMethods = "random,trak,d-trak",
+    count: options_evaluate.QueryCount = None,
+    remove: options_evaluate.Remove = None,
+    step: options_evaluate.Steps = None,
+    encoder: options_evaluate.JudgingEncoder = None,
     damping: options.Damping = None,
-    table: asked.TableFile = None,
+    table: options_evaluate.TableFile = None,
     device: options.Device = None,
 ) -> None:
-    """Ask what becomes of a picture without the training images that scores say it came from.
+    """Measure how pictures change without their top images.
 
-    For each generated picture, retrains the run's model without its highest-scoring images and draws from the same
-    seed again. Writes the distances between the two, boxplots and the pictures side by side into RUN/counterfactual.
+    For each generated picture, the run's model is retrained without the highest-scoring training images and draws from
+    the same seed again. The distances between the two pictures, boxplots and the pictures side by side are written into
+    RUN/counterfactual.
     """
     from dtrak.runs.run import Run
 
-    steps = asked.chosen_steps(step)
+    steps = options_evaluate.chosen_steps(step)
     opened = Run.open(run_folder)
     scoring = scoring.asking_for(method, damping)
     recipe = scoring.settings(opened.recipe.attribution)
@@ -139,62 +140,65 @@ def counterfactual(
 
     from dtrak.engines import make_engine
     from dtrak.evaluation import counterfactual as evaluation
-    from dtrak.evaluation.of_runs import counterfactual_run
     from dtrak.evaluation.redrawing import choose_pictures
+    from dtrak.evaluation.run_evaluation import counterfactual_run
     from dtrak.report.figures.counterfactual import save_counterfactual_figures
     from dtrak.runs.attributing import settings_of
 
-    redrawn = choose_pictures(opened, options.chosen_device(device), count, remove, steps)
+    redrawing = choose_pictures(opened, options.chosen_device(device), count, remove, steps)
     settings = scoring.settings(settings_of(opened))
     results = counterfactual_run(
-        redrawn,
+        redrawing,
         methods,
         settings if encoder is None else replace(settings, encoder=encoder),
         scoring.engine or make_engine("pool"),
         cache=scoring.cache,
         gradient_engine=scoring.engine,
     )
-    folders = [evaluation.folder_of(redrawn, result.step) for result in results]
+    folders = [evaluation.folder_of(redrawing, result.step) for result in results]
     for result, folder in zip(results, folders, strict=True):
         save_counterfactual_figures(result, folder)
     _show(evaluation.table(results), table, "The numbers and figures", folders)
 
 
-def _retrained(
+def _benchmark_of(
     run: "Run", typed: dict[str, Any], queries: str, damping: str, engine: "Engine | None", device: str
 ) -> "Benchmark":
-    """The run's benchmark; what was not typed is as it was when it was begun, or as the run's recipe says."""
+    """Make or continue the run's benchmark.
+
+    A setting that was not typed keeps the value that the benchmark was begun with; that of a new one is the recipe's.
+    """
     from dtrak.engines import make_engine
-    from dtrak.evaluation.of_runs import benchmark_run, check_can_answer
     from dtrak.evaluation.retraining import RetrainingSettings
+    from dtrak.evaluation.run_evaluation import benchmark_run, check_benchmark_options
     from dtrak.runs.run import BENCHMARK
 
     settings = RetrainingSettings.resumed(run.folder / BENCHMARK, run.recipe.evaluation, typed)
-    check_can_answer(run, queries, damping, settings.subsets)
+    check_benchmark_options(run, queries, damping, settings.subsets)
     return benchmark_run(run, settings, engine or make_engine("pool"), device)
 
 
 def _check_files(out: Path | None, table: Path | None) -> None:
-    """Refuse, before hours of work, what could not be written in the end."""
+    """Refuse files that cannot be written, before hours of work."""
     from dtrak.files import check_writable
     from dtrak.tables import check_table_path
 
     if table is not None:
         check_table_path(table)
         if out is not None and out.resolve() == table.resolve():
-            raise UsageError(f"--out and --table both name {out}: give them a file each")
+            raise UsageError(f"--out and --table both name {out}: give two different files")
     for path in (out, table):
         if path is not None:
             check_writable(path)
 
 
-def _show(found: "Table", path: Path | None, what: str, kept: Sequence[Path]) -> None:
-    """Print a table, write it to a path that was asked for, and say where the rest was kept."""
+def _show(table: "Table", table_path: Path | None, title: str, written: Sequence[Path]) -> None:
+    """Print a table and the paths that were written, and write the table to `table_path` if one is given."""
     from dtrak.tables import write_table
 
-    show(found)
-    for each in kept:
-        tell(what, each)
-    if path is not None:
-        write_table(found, path)
-        tell("The table", path)
+    show(table)
+    for path in written:
+        tell(title, path)
+    if table_path is not None:
+        write_table(table, table_path)
+        tell("The table", table_path)

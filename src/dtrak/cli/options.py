@@ -1,25 +1,22 @@
-"""The arguments and options of the command line: what each is called, what it takes, and how its help reads."""
+"""The arguments and options of the command line, with their names, parsers and help texts."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dtrak.errors import check_known
 from dtrak.limits import MOST, shortened
 
-if TYPE_CHECKING:
-    pass
-
-DIGITS = 30  # more than any limit has
+DIGITS = 30  # a number with more digits is above every limit
 
 
 def whole_number(least: int, most: int) -> Callable[[str | int], int]:
-    """A parser whose refusal names what was typed, which typer's own does not."""
+    """Return a parser of whole numbers whose error message repeats what was typed; typer's parser does not."""
 
     def parse(typed: str | int) -> int:
-        text = str(typed)  # a default comes as a number
+        text = str(typed)  # typer passes a default as a number
         if not text.isdecimal() or (len(text) < DIGITS and int(text) < least):
             raise typer.BadParameter(f"{shortened(text)} is not a whole number from {least} on")
         if len(text) >= DIGITS or int(text) > most:
@@ -30,7 +27,7 @@ def whole_number(least: int, most: int) -> Callable[[str | int], int]:
 
 
 def some_path(typed: str | Path) -> Path:
-    """A parser that refuses the empty text, which would be this folder."""
+    """Parse a path; refuse an empty text, which would mean the current folder."""
     if not str(typed):
         raise typer.BadParameter("the name is empty")
     return Path(typed)
@@ -45,13 +42,15 @@ def _known_device(name: str | None) -> str | None:
 
 
 def chosen_device(name: str | None) -> str:
-    """The device that was asked for, or the fastest there is."""
+    """Return the device that was typed, or the fastest one of this machine."""
     from dtrak.devices import devices
 
     return name or devices()[0]
 
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from; works anywhere on the line.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show a traceback with an error; it may stand anywhere in the command.")
+]
 Device = Annotated[
     str | None,
     typer.Option(
@@ -63,6 +62,10 @@ Device = Annotated[
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `dtrak recipes`, or a YAML file.")]
+RecipeName = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="The recipe to print; without it, all are listed.", show_default=False),
+]
 NewRun = Annotated[Path, typer.Option("--out", metavar="RUN", parser=some_path, help="The folder of the run.")]
 NamedRun = Annotated[
     Path | None,
@@ -70,31 +73,44 @@ NamedRun = Annotated[
 ]
 Scale = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="small: the same in minutes, where the recipe has it.", show_default="full"),
+    typer.Option(metavar="NAME", help="small runs in minutes, if the recipe has this scale.", show_default="full"),
 ]
-OwnTrain = Annotated[
-    str | None, typer.Option("--train", metavar="IMAGES", help="Train on these instead of the recipe's.")
+TrainOverride = Annotated[
+    str | None, typer.Option("--train", metavar="IMAGES", help="Training images, instead of the recipe's.")
 ]
-OwnValidation = Annotated[
-    str | None, typer.Option("--validation", metavar="IMAGES", help="Validation images instead of the recipe's.")
+ValidationOverride = Annotated[
+    str | None, typer.Option("--validation", metavar="IMAGES", help="Validation images, instead of the recipe's.")
 ]
-OwnBase = Annotated[
+BaseOverride = Annotated[
     str | None,
-    typer.Option("--base", metavar="MODEL", help="The Stable Diffusion to start from: a pipeline's folder or hub id."),
+    typer.Option(
+        "--base",
+        metavar="MODEL",
+        help="The Stable Diffusion model to start from, instead of the recipe's: a pipeline's folder or hub id.",
+    ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done: steps, passes, memory and disk.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only print what the run would take: steps, passes, memory and disk.")
+]
 Subset = Annotated[
     str | None, typer.Option(metavar="IDS", help="Train on these images only: ids in an .npy or .txt file.")
 ]
 Count = Annotated[
     int | None,
     typer.Option(
-        metavar="N", parser=whole_number(1, MOST["count"]), help="How many pictures.", show_default="the recipe's, 60"
+        metavar="N",
+        parser=whole_number(1, MOST["count"]),
+        help="How many pictures to draw.",
+        show_default="the recipe's, 60",
     ),
 ]
 Prompt = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="Of all pictures.", show_default="those of the training images, in turn"),
+    typer.Option(
+        metavar="TEXT",
+        help="The prompt for all pictures.",
+        show_default="the prompts of the training images, one after another",
+    ),
 ]
 FirstSeed = Annotated[
     int | None,
@@ -102,14 +118,14 @@ FirstSeed = Annotated[
         "--seed",
         metavar="SEED",
         parser=whole_number(0, MOST["first_seed"]),
-        help="Of the first picture; the next has the next.",
+        help="The seed of the first picture; the next picture has the next seed.",
         show_default="the recipe's, 0",
     ),
 ]
 
 
 def recipe_changes(train: str | None, validation: str | None, base: str | None) -> dict[str, Any]:
-    """What was typed in place of a recipe's own, section by section."""
+    """Return the recipe's fields that options replace, by section."""
     data = {name: value for name, value in (("train", train), ("validation", validation)) if value is not None}
     return ({"data": data} if data else {}) | ({"model": {"base": base}} if base is not None else {})
 
@@ -117,17 +133,17 @@ def recipe_changes(train: str | None, validation: str | None, base: str | None) 
 # attribution
 
 RunOrNone = Annotated[
-    Path | None, typer.Argument(metavar="RUN", help="The folder of a run; or give --model and --train.")
+    Path | None, typer.Argument(metavar="RUN", help="The folder of a run; or give --model and --train instead.")
 ]
 Queries = Annotated[
-    str | None, typer.Option(metavar="IMAGES", help="The pictures asked about.", show_default="RUN/generated")
+    str | None, typer.Option(metavar="IMAGES", help="The pictures to explain.", show_default="RUN/generated")
 ]
 Method = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="One from `dtrak methods`, or several: trak,d-trak, or all.",
-        show_default="the recipe's; mixed-trak, or d-trak with --objective",
+        help="A method from `dtrak methods`, several such as trak,d-trak, or all.",
+        show_default="the recipe's; else mixed-trak, or d-trak with --objective",
     ),
 ]
 ScoresFile = Annotated[
@@ -136,25 +152,25 @@ ScoresFile = Annotated[
         "--out",
         metavar="FILE",
         parser=some_path,
-        help="Where to write the scores: an .npz, or a .csv with a line for each pair.",
+        help="Where to write the scores: an .npz file, or a .csv file with a line for each pair of images.",
         show_default="RUN/scores.npz",
     ),
 ]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="A diffusers folder or a hub id.")]
 Lora = Annotated[
     str | None,
-    typer.Option(metavar="LORA", help="With --model: LoRA weights for it, a folder, a .safetensors file or a hub id."),
+    typer.Option(metavar="LORA", help="With --model: its LoRA weights, as a folder, a .safetensors file or a hub id."),
 ]
 PromptTemplate = Annotated[
     str | None,
     typer.Option(
         "--prompt",
         metavar="TEMPLATE",
-        help="With --model: of images without a prompt of their own, such as 'a {label} painting'.",
+        help="With --model: the prompt of images that have none, such as 'a {label} painting'.",
         show_default="their caption",
     ),
 ]
-Train = Annotated[str | None, typer.Option("--train", metavar="IMAGES", help="What the model was trained on.")]
+Train = Annotated[str | None, typer.Option("--train", metavar="IMAGES", help="The images the model was trained on.")]
 Size = Annotated[
     int | None,
     typer.Option(
@@ -176,7 +192,7 @@ Cache = Annotated[
     typer.Option(
         metavar="FOLDER",
         parser=some_path,
-        help="Keep features here for the next question.",
+        help="Keep the features in this folder, so that the next attribution can use them.",
         show_default="RUN/features",
     ),
 ]
@@ -187,8 +203,8 @@ ServedMethods = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help="One from `dtrak methods`, or several to switch between: trak,d-trak, or all.",
-        show_default="those of the last attribution, or the recipe's",
+        help="A method from `dtrak methods`, several to switch between such as trak,d-trak, or all.",
+        show_default="those of the last attribution, else the recipe's",
     ),
 ]
 ServedDamping = Annotated[
@@ -196,18 +212,20 @@ ServedDamping = Annotated[
     typer.Option(
         "--damping",
         metavar="λ",
-        help="To begin with, as for `attribute`; the page has a slider.",
-        show_default="that of the last attribution, or the recipe's",
+        help="The damping at first, as for `dtrak attribute`; the page has a slider for it.",
+        show_default="that of the last attribution, else the recipe's",
     ),
 ]
-Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 lets other machines in.")]
+Host = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="The address to listen on; with 0.0.0.0, other machines can connect.")
+]
 Port = Annotated[
     int | None,
     typer.Option(
         metavar="N",
         parser=whole_number(0, MOST["port"]),
-        help="0 takes any.",
+        help="The port to listen on; 0 takes any free one.",
         show_default="8321, or the next free one",
     ),
 ]
-NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Only print the address.")]
+NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address, but do not open a browser.")]

@@ -1,4 +1,4 @@
-"""What can be typed after `dtrak evaluate` and nowhere else."""
+"""The arguments and options that only `dtrak evaluate` has."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,34 +10,48 @@ from dtrak.errors import UsageError
 from dtrak.limits import MOST, shortened
 
 RunToRetrain = Annotated[
-    Path | None, typer.Argument(metavar="RUN", help="The folder of a run to retrain; or give --benchmark.")
+    Path | None,
+    typer.Argument(metavar="RUN", help="The folder of a run, whose model is retrained; or give --benchmark."),
 ]
 Benchmark = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", parser=some_path, help="A benchmark to read, instead of a run to retrain."),
+    typer.Option(metavar="FOLDER", parser=some_path, help="A benchmark folder to read, instead of a run."),
 ]
-QueryKind = Annotated[str, typer.Option("--queries", metavar="KIND", help="validation or generated.")]
-Output = Annotated[str, typer.Option(metavar="NAME", help="What the scores should predict: simple, or any objective.")]
+QueryKind = Annotated[
+    str, typer.Option("--queries", metavar="KIND", help="The benchmark's set of queries: validation or generated.")
+]
+Output = Annotated[
+    str, typer.Option(metavar="NAME", help="The objective that scores should predict: simple, or any other.")
+]
 EvaluatedMethods = Annotated[
-    str, typer.Option("--method", metavar="NAME", help="One from `dtrak methods`, or several: trak,d-trak, or all.")
+    str,
+    typer.Option(
+        "--method", metavar="NAME", help="A method from `dtrak methods`, several such as trak,d-trak, or all."
+    ),
 ]
 EvaluatedDamping = Annotated[
     str,
     typer.Option(
         "--damping",
         metavar="λ",
-        help="chosen on half of the subsets, for the other half; best in hindsight, the paper's way; or one to keep: "
-        "auto, spectrum, 0.1, absolute:5.",
+        help="chosen: fitted on half of the subsets and used for the other half; best: fitted on the reported subsets, "
+        "as in the paper; or a fixed one: auto, spectrum, 0.1, absolute:5.",
     ),
 ]
-Grid = Annotated[str, typer.Option(metavar="NAME", help="What chosen and best try: log, half decades; or paper's.")]
+Grid = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="The dampings that chosen and best try: log, two for each power of ten; or paper, those of the paper.",
+    ),
+]
 LdsFile = Annotated[
     Path | None,
     typer.Option(
         "--out",
         metavar="LDS.json",
         parser=some_path,
-        help="Where to write the numbers.",
+        help="Where to write the LDS of every method and query.",
         show_default="RUN/lds.json",
     ),
 ]
@@ -45,28 +59,42 @@ TableFile = Annotated[
     Path | None,
     typer.Option("--table", metavar="FILE", parser=some_path, help="Write the table here: .txt, .csv, .md or .tex."),
 ]
-# How models are retrained for a benchmark, by the names that `RetrainingSettings` has for them.
+# How models are retrained for a benchmark: each option sets a field of `RetrainingSettings`.
 Subsets = Annotated[
     int | None,
     typer.Option(
-        metavar="M", parser=whole_number(1, MOST["subsets"]), help="Random subsets to retrain on.", show_default="64"
+        metavar="M",
+        parser=whole_number(1, MOST["subsets"]),
+        help="How many random subsets to retrain on.",
+        show_default="64",
     ),
 ]
-Fraction = Annotated[float | None, typer.Option(metavar="α", help="Of the images, in each subset.", show_default="0.5")]
+Fraction = Annotated[
+    float | None,
+    typer.Option(metavar="α", help="The fraction of the training images in each subset.", show_default="0.5"),
+]
 Seeds = Annotated[
     int | None,
     typer.Option(
-        metavar="S", parser=whole_number(1, MOST["seeds"]), help="Trainings of each subset.", show_default="3"
+        metavar="S",
+        parser=whole_number(1, MOST["seeds"]),
+        help="How many models to train on each subset, with different seeds.",
+        show_default="3",
     ),
 ]
 OutputTimesteps = Annotated[
     str | None,
-    typer.Option(metavar="K", help="Over which outputs are averaged, as --timesteps.", show_default="all of them"),
+    typer.Option(
+        metavar="K", help="The timesteps that losses are averaged over, written as --timesteps.", show_default="all"
+    ),
 ]
 OutputNoises = Annotated[
     int | None,
     typer.Option(
-        metavar="Z", parser=whole_number(1, MOST["noises"]), help="At each of these timesteps.", show_default="3"
+        metavar="Z",
+        parser=whole_number(1, MOST["noises"]),
+        help="The noises at each of these timesteps that losses are averaged over.",
+        show_default="3",
     ),
 ]
 ValidationCount = Annotated[
@@ -74,11 +102,13 @@ ValidationCount = Annotated[
     typer.Option(
         metavar="N",
         parser=whole_number(1, MOST["validation"]),
-        help="How many validation images are asked about.",
+        help="How many validation images are queries.",
         show_default="100",
     ),
 ]
-KeepModels = Annotated[bool | None, typer.Option("--keep-models", help="Keep the retrained models, for ensembles.")]
+KeepModels = Annotated[
+    bool | None, typer.Option("--keep-models", help="Keep the retrained models, which ensembles need.")
+]
 
 # counterfactuals
 
@@ -88,7 +118,7 @@ QueryCount = Annotated[
         "--count",
         metavar="Q",
         parser=whole_number(1, MOST["count"]),
-        help="Ask about the first so many generated pictures.",
+        help="How many generated pictures to draw again, the first ones.",
         show_default="60, or as many as there are",
     ),
 ]
@@ -97,7 +127,7 @@ Remove = Annotated[
     typer.Option(
         metavar="N",
         parser=whole_number(1, MOST["remove"]),
-        help="Training images that are removed for each picture, the highest-scoring ones.",
+        help="How many training images to remove for each picture, the highest-scoring ones.",
         show_default="a fifth of all",
     ),
 ]
@@ -106,8 +136,8 @@ JudgingEncoder = Annotated[
     typer.Option(
         "--encoder",
         metavar="NAME",
-        help="Whose cosine counts, as for clip-dot and clip-cosine: efficientnet-lite0, or a CLIP model by folder or "
-        "hub id.",
+        help="The encoder for the cosine between pictures, also used by clip-dot and clip-cosine: efficientnet-lite0, "
+        "or a CLIP model's folder or hub id.",
         show_default="openai/clip-vit-base-patch32",
     ),
 ]
@@ -116,15 +146,15 @@ Steps = Annotated[
     typer.Option(
         "--step",
         metavar="T",
-        help="Compare what the models take the picture for at this timestep of its trajectory; several: 400,300. "
-        "journey-trak then scores at each.",
+        help="Compare the models' estimates of the picture at this timestep of its trajectory, or at several: 400,300. "
+        "journey-trak then has scores for each timestep.",
         show_default="the finished picture",
     ),
 ]
 
 
 def chosen_steps(typed: list[str] | None) -> list[int]:
-    """["400,300", "0"] → [400, 300, 0]."""
+    """Parse the timesteps that were typed: ["400,300", "0"] gives [400, 300, 0]."""
     names = [one.strip() for text in typed or () for one in text.split(",")]
     for name in names:
         if not name.isdecimal() or len(name) >= DIGITS:

@@ -1,4 +1,4 @@
-"""A run from its recipe to its report: each step finds what is there already and adds what is missing."""
+"""Do a whole run, from its recipe to its report; work that an earlier call has finished is not done again."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from dtrak.runs.training import train
 
 
 def run_all(folder: Path, recipe: Recipe, device: str) -> Path:
-    """Train, generate, attribute what was generated, and report; gives the report's path."""
+    """Train a model, draw pictures, attribute them and write the report; return the report's path."""
     check_run(Run(folder, recipe), device)
     run = Run.create(folder, recipe)
     model = train(run, device)

@@ -1,4 +1,4 @@
-"""How far scores can be trusted: what they predict about models that were trained on other images."""
+"""Measure how far scores can be trusted: compare them with models that were retrained without some images."""
 
 from dtrak.evaluation.lds import bootstrap, lds
 

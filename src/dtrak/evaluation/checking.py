@@ -1,6 +1,6 @@
-"""What is wrong with a recipe, anywhere in it, found before any of its steps takes its time.
+"""Find the mistakes of a recipe before any work begins.
 
-`dtrak run`, `dtrak train` and `dtrak run --dry-run` call the same checks. They write nothing.
+`dtrak run`, `dtrak train` and `dtrak run --dry-run` call the same checks, which write nothing.
 """
 
 import os
@@ -33,18 +33,18 @@ def check_run(run: Run, device: str) -> None:
     layout = recipe.family.lay_out(recipe.model, images.shape, recipe.name)
     check_settings(run, len(images), images.shape, layout)
     check_memory(layout, recipe.name, torch.device(device))
-    if asks_encoder(run):
+    if needs_encoder(run):
         load_encoder(DEFAULT_ENCODER)
 
 
 def check_settings(run: Run, train: int, shape: tuple[int, int, int], layout: Layout) -> None:
-    """Refuse what a recipe says about its steps after training, for so many images of `shape` (C, H, W)."""
+    """Refuse wrong settings of attribution and evaluation, for `train` images of `shape` (C, H, W)."""
     recipe = run.recipe
     settings = recipe.attribution
     chosen = chosen_methods(split_methods(settings.method, settings.objective))
     check_objective(chosen, settings.objective)
     if settings.method != EVERY_METHOD:
-        _check_can_learn(run, chosen)
+        _check_has_retrained_models(run, chosen)
     timesteps = select_timesteps(settings.timesteps, recipe.timesteps)
     check_copies(len(timesteps), settings.draws, (layout.latents,) if layout.latents else shape, torch.device("cpu"))
     chosen_parameters(layout.network, settings.parameters)
@@ -52,42 +52,45 @@ def check_settings(run: Run, train: int, shape: tuple[int, int, int], layout: La
 
 
 def check_memory(layout: Layout, name: str, device: torch.device) -> None:
-    """Refuse a model that cannot be trained on a single image: weights, gradients, two moments, and one pass."""
+    """Refuse a model whose training does not fit into memory even with one image at a time.
+
+    Training needs the weights, their gradients, the optimiser's two moments, and the activations of one pass.
+    """
     needed = 4 * (layout.frozen + 4 * layout.trained) + layout.activations
     memory = total_memory(device)
     if needed > memory:
         raise UsageError(
-            f"{name}: to train its model takes {needed / 1e9:,.1f} GB with one image at a time, but {device} has "
+            f"{name}: training its model takes {needed / 1e9:,.1f} GB with one image at a time, but {device} has "
             f"{memory / 1e9:,.1f} GB: make model.unet or data.size smaller"
         )
 
 
-def asks_encoder(run: Run) -> bool:
-    """Whether a method that the recipe names looks at images through an encoder."""
+def needs_encoder(run: Run) -> bool:
+    """Tell whether one of the recipe's methods needs an image encoder."""
     settings = run.recipe.attribution
     return settings.method not in (None, EVERY_METHOD) and any(
         isinstance(one.source, Embeddings) for one in chosen_methods(split_methods(settings.method, settings.objective))
     )
 
 
-def _check_can_learn(run: Run, methods: list[Method]) -> None:
-    """Refuse methods that learn from retrained models, if the run will have none."""
+def _check_has_retrained_models(run: Run, methods: list[Method]) -> None:
+    """Refuse methods that learn from retrained models, if the run has none."""
     if os.path.exists(run.folder / "benchmark" / "masks.npy"):
         return
     for one in methods:
         if one.source.uses_retrained:
             raise UsageError(
                 f"{run.recipe.name}: attribution.method {one.name} learns from retrained models, which a run has only "
-                "after `dtrak evaluate lds RUN`: name another, and ask for this one then with --method"
+                "after `dtrak evaluate lds RUN`: name another method here, and use this one afterwards with --method"
             )
 
 
-def _check_evaluation(run: Run, asked: Evaluation, train: int) -> None:
-    settings = RetrainingSettings.resumed(run.folder / "benchmark", asked, {})
+def _check_evaluation(run: Run, evaluation: Evaluation, train: int) -> None:
+    settings = RetrainingSettings.resumed(run.folder / "benchmark", evaluation, {})
     if settings.timesteps is not None:
         select_timesteps(settings.timesteps, run.recipe.timesteps)
-    if asked.fraction is not None and round(asked.fraction * train) in (0, train):
+    if evaluation.fraction is not None and round(evaluation.fraction * train) in (0, train):
         raise UsageError(
-            f"{run.recipe.name}: evaluation.fraction {asked.fraction}: subsets of {train} images must hold some of "
-            "them, and not all"
+            f"{run.recipe.name}: evaluation.fraction {evaluation.fraction}: a subset of {train} images must hold at "
+            "least one of them, but not all"
         )

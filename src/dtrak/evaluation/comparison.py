@@ -1,7 +1,7 @@
-"""Methods side by side on a benchmark: the LDS of each, its error, its damping and what it took.
+"""Compare methods on a benchmark: the LDS of each, its error, its damping and its cost.
 
-What is fitted is fitted on the first half of the subsets and reported on the other: the damping, and the methods that
-learn from retrained models. Where nothing is fitted, all subsets count.
+A chosen damping, and a method that learns from retrained models, are fitted on the first half of the subsets, and the
+LDS is reported on the second half. If nothing is fitted, the LDS is reported on all subsets.
 """
 
 import json
@@ -32,34 +32,37 @@ from dtrak.kernels.damping import GRIDS, Damping
 from dtrak.methods import EVERY_METHOD, Method, chosen_methods
 from dtrak.tables import Cell, Entry, Table
 
-FEWEST = 2  # subsets in a half, that a rank correlation can be of
-CHOSEN, BEST = "chosen", "best"  # dampings that look at retrained models: at half of them, or at those reported on
+MIN_SUBSETS = 2  # a rank correlation needs as many
+# Dampings that are fitted to retrained models: on the first half of the subsets, or on the reported ones.
+CHOSEN, BEST = "chosen", "best"
 
 
 @dataclass(frozen=True)
 class Result:
-    """One method on a benchmark."""
+    """The LDS and the cost of one method."""
 
     method: str
     lds: LDS
-    damping: float | None  # as a fraction of the mean eigenvalue; None where there is none
+    damping: float | None  # as a fraction of the mean eigenvalue; None for a method without damping
     seconds: float  # to score, features included
-    features: Cost  # their part of it
-    training: float | None  # seconds to train the models that it asks, beside that; None where they are not known
-    curve: Sequence[tuple[float, float]] = ()  # the LDS at each damping, where several were tried
+    features: Cost  # the part of `seconds` that the features took
+    training: float | None  # more seconds, to train the models that the method uses; None if unknown
+    curve: Sequence[tuple[float, float]] = ()  # (damping, LDS), if several dampings were tried
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """The results of all methods, and how they were measured."""
+
     results: Sequence[Result]
-    ceiling: float | None
+    ceiling: float | None  # the noise ceiling in percent; None if unknown
     queries: int
-    subsets: int  # that the LDS is over
-    note: str  # how the damping came about
-    settings: Mapping[str, Any]  # how the scores were made, and what they were to predict
+    subsets: int  # the LDS is a correlation over these
+    note: str  # how the damping was found
+    settings: Mapping[str, Any]  # how the scores were computed, and what they should predict
 
     def json(self) -> str:
-        """For programs, with the LDS of every query."""
+        """Return all numbers as JSON, with the LDS of every query."""
         content = {
             "methods": {
                 one.method: {
@@ -86,6 +89,7 @@ class Comparison:
         return json.dumps(content, indent=1) + "\n"
 
     def table(self) -> Table:
+        """Return a table with a row for each method."""
         heads = ["method", "LDS %", "±", "low", "high", "λ", "TRAIN", "GRAD", "PROJ", "all"]
         rows: list[list[Entry]] = [
             [
@@ -105,7 +109,7 @@ class Comparison:
         notes = [
             f"{self.queries} queries, {self.subsets} subsets. ±: standard deviation, low and high: 95 % interval, of a "
             f"bootstrap over subsets. λ: ÷ the mean eigenvalue, {self.note}. Noise ceiling: {ceiling}.",
-            "Seconds: TRAIN to retrain models, GRAD, PROJ to compute and project gradients; all to score, TRAIN aside.",
+            "Seconds: TRAIN to retrain models, GRAD to compute gradients, PROJ to project them; all: all but TRAIN.",
         ]
         return Table(heads, rows, notes=notes)
 
@@ -124,13 +128,14 @@ def compare(
     device: str | None = None,
     engine: Engine | None = None,
 ) -> Comparison:
-    """Score methods against a benchmark.
+    """Compute the scores of methods and their LDS on a benchmark.
 
     `queries` are "validation" or "generated"; `output` is the objective that the scores should predict. `damping` is
-    "chosen" from the `grid` on the first half of the subsets; "best" on the reported ones, as the paper has it; or what
-    `Damping.parse` takes. `model` is another than the benchmark's own, such as an earlier checkpoint of it.
+    "chosen" (from the `grid`, on the first half of the subsets), "best" (from the `grid`, on the reported subsets, as
+    in the paper), or anything that `Damping.parse` reads. `model` replaces the benchmark's model, for example with an
+    earlier checkpoint of it.
     """
-    check_question(methods, queries, output, damping, grid, settings)
+    check_comparison(methods, queries, output, damping, grid, settings)
     searches = damping in (CHOSEN, BEST)
     dampings = GRIDS[grid] if searches else (Damping.parse(damping),)
     masks, losses = benchmark.masks, benchmark.losses(queries, output)
@@ -148,25 +153,25 @@ def compare(
         tries_dampings=searches,
     )
     is_fitted = damping == CHOSEN or any(one.source.uses_retrained for one in chosen)
-    if is_fitted and half < FEWEST:
+    if is_fitted and half < MIN_SUBSETS:
         raise UsageError(
             f"{benchmark.folder} has {len(masks)} subsets: too few to fit on one half and report on the other"
         )
-    first, second = Truth(masks[:half], losses[:half]), Truth(masks[half:], losses[half:])
-    reported = second if is_fitted else Truth(masks, losses)
+    first, second = RetrainedModels(masks[:half], losses[:half]), RetrainedModels(masks[half:], losses[half:])
+    reported = second if is_fitted else RetrainedModels(masks, losses)
     fitted = first if damping == CHOSEN else reported
     results = [_evaluate(task, one, dampings, fitted, reported, benchmark.training_seconds) for one in chosen]
     notes = {CHOSEN: f"chosen on the other {half} subsets", BEST: "the best in hindsight, on the reported subsets"}
-    made_by = _plain(settings) | {"queries": queries, "output": output, "damping": damping, "grid": grid}
+    used = _portable(settings) | {"queries": queries, "output": output, "damping": damping, "grid": grid}
     return Comparison(
-        results, ceiling(reported.losses), losses.shape[2], len(reported.masks), notes.get(damping, damping), made_by
+        results, ceiling(reported.losses), losses.shape[2], len(reported.masks), notes.get(damping, damping), used
     )
 
 
-def check_question(
+def check_comparison(
     methods: Sequence[str], queries: str, output: str, damping: str, grid: str, settings: Settings
 ) -> None:
-    """Refuse what `compare` would, before any model is retrained for it."""
+    """Refuse arguments that `compare` would refuse, before models are retrained for it."""
     chosen = chosen_methods(methods)
     check_objective(chosen, settings.objective)
     embeds = list(methods) != [EVERY_METHOD] and any(isinstance(one.source, Embeddings) for one in chosen)
@@ -180,8 +185,8 @@ def check_question(
 
 
 @dataclass(frozen=True, eq=False)
-class Truth:
-    """What models retrained on some subsets do."""
+class RetrainedModels:
+    """The subsets that models were retrained on, and the losses of these models."""
 
     masks: NDArray[np.bool_]  # [M, N]
     losses: NDArray[np.float32]  # [M, S, Q]
@@ -191,17 +196,18 @@ def _evaluate(
     task: Task,
     method: Method,
     dampings: Sequence[Damping],
-    fitted: Truth,
-    reported: Truth,
+    fitted: RetrainedModels,
+    reported: RetrainedModels,
     training_seconds: float | None,
 ) -> Result:
+    """Choose the damping whose LDS is best on `fitted`, and measure its LDS on `reported`."""
     tried = dampings if method.damped else dampings[:1]
-    making = method.source.seconds(task)
+    feature_seconds = method.source.seconds(task)
     started = time.monotonic()
     scores = scores_for(task, method, tried)
-    seconds = making + (time.monotonic() - started) / len(tried)
-    worth = [mean_lds(values, fitted.masks, fitted.losses) for values in scores] if len(tried) > 1 else [0.0]
-    best = int(np.argmax(worth))
+    seconds = feature_seconds + (time.monotonic() - started) / len(tried)
+    means = [mean_lds(values, fitted.masks, fitted.losses) for values in scores] if len(tried) > 1 else [0.0]
+    best = int(np.argmax(means))
     relative = _relative(task, method, tried)
     count = method.source.retrained_models(task)
     return Result(
@@ -211,20 +217,20 @@ def _evaluate(
         seconds,
         method.source.feature_cost(task),
         count * training_seconds if training_seconds is not None else None if count else 0.0,
-        [*zip(relative, worth, strict=True)] if len(tried) > 1 else [],
+        [*zip(relative, means, strict=True)] if len(tried) > 1 else [],
     )
 
 
 def _relative(task: Task, method: Method, dampings: Sequence[Damping]) -> list[float]:
-    """Each λ over the mean eigenvalue, for the first of the method's models; nothing for methods without damping."""
+    """Divide each λ by the mean eigenvalue of the method's first model; a method without damping gets an empty list."""
     if not method.damped:
         return []
     first: Vectors = next(method.source.inputs(task))
     return [first.training.relative(damping) for damping in dampings]
 
 
-def _plain(settings: Settings) -> dict[str, Any]:
-    """The settings that mean the same elsewhere: no paths, and of what only some methods need, what was given."""
+def _portable(settings: Settings) -> dict[str, Any]:
+    """Return the settings that mean the same on another machine: no paths, and no optional ones that were not given."""
     always = {*asdict(settings.features), "objective"}
     return {
         name: value

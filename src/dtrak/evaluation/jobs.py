@@ -1,7 +1,7 @@
-"""Train a model again on subsets of its images, and see what becomes of some pictures.
+"""Train a model again on subsets of its images, and compute outputs or draw pictures with it.
 
-A job is one training from scratch, on one subset with one seed, and what is wanted of the model that it gives. Jobs are
-independent of each other and run on any engine.
+A job trains one model from scratch, on one subset with one seed, and then uses it. Jobs are independent of each other
+and run on any engine.
 """
 
 import time
@@ -27,28 +27,27 @@ from dtrak.runs.training import images_at_once, train_in_memory
 
 Arrays = dict[str, NDArray[Any]]
 
-# What a process with torch and diffusers takes by itself, and the part of all memory that jobs may fill.
-PROCESS_BYTES = 512 << 20
-JOBS_SHARE = 1 / 2
+PROCESS_BYTES = 512 << 20  # memory of a process that has only imported torch and diffusers
+JOBS_SHARE = 1 / 2  # of all memory, which the jobs together may use
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Which noised copies of a query its outputs are the mean over."""
+    """The noised copies of a query whose outputs are averaged."""
 
     timesteps: tuple[int, ...]
-    noises: int = 3
+    noises: int = 3  # at each timestep
     seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Retraining:
-    """What all jobs have in common."""
+    """Everything that is the same for all jobs."""
 
     recipe: Recipe
-    images: ModelInputs  # N, in memory
+    images: ModelInputs  # the N training images, in memory
     masks: NDArray[np.bool_]  # [M, N], the subsets
-    queries: Mapping[str, ModelInputs] = field(default_factory=dict)  # in memory, too
+    queries: Mapping[str, ModelInputs] = field(default_factory=dict)  # sets of queries by name, in memory
     outputs: Outputs = Outputs(())
     keep_weights: bool = False
     device: str = "cpu"
@@ -56,32 +55,35 @@ class Retraining:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    subset: int  # which of the masks
+    """One model to train, and what to draw with it."""
+
+    subset: int  # the index of its mask
     seed: int = 0  # added to the recipe's training seed
-    draw: tuple[int, ...] = ()  # seeds of pictures to generate
-    prompts: tuple[str, ...] = ()  # of these, where the model takes some
-    trajectory: bool = False  # whether what they were taken for on the way is wanted as well
+    draw: tuple[int, ...] = ()  # seeds of pictures to draw
+    prompts: tuple[str, ...] = ()  # of these pictures, for a model that takes prompts
+    trajectory: bool = False  # whether to return the estimates x̂_0 of every DDIM step as well
 
     def __str__(self) -> str:
+        """Return the name of the job's files."""
         return f"subset-{self.subset:03d}-seed-{self.seed}"
 
 
 def retrain(context: Retraining, job: TrainingJob) -> Arrays:
-    """Train the recipe's model on a subset; gives what was asked for:
+    """Train the recipe's model on a subset, and return these arrays, the last four only if they are wanted:
 
-    - "seconds", [], that the training took
-    - "outputs/NAME/OBJECTIVE", float64 [Q], of each set of queries
-    - "pictures", float32 [B, C, H, W] in [−1, 1], drawn from the job's seeds
-    - "estimates", float32 [steps, B, C, H, W], what each step of DDIM took them for: x̂_0, in the denoised space
-    - "weights/NAME", each of those that were trained
+    - "seconds", []: the duration of the training
+    - "outputs/NAME/OBJECTIVE", float64 [Q]: the outputs for each set of queries
+    - "pictures", float32 [B, C, H, W] in [−1, 1]: drawn from the job's seeds
+    - "estimates", float32 [steps, B, C, H, W]: the estimates x̂_0 of every DDIM step, in the denoised space
+    - "weights/NAME": the trained weights
     """
     recipe = with_training_seed(context.recipe, context.recipe.training.seed + job.seed)
     started = time.perf_counter()
     model = train_in_memory(recipe, context.images.select(np.flatnonzero(context.masks[job.subset])), context.device)
-    wanted = context.outputs
+    outputs = context.outputs
     arrays: Arrays = {"seconds": np.array(time.perf_counter() - started)}
     for name, images in context.queries.items():
-        values = model_outputs(model, images, wanted.timesteps, wanted.noises, wanted.seed)
+        values = model_outputs(model, images, outputs.timesteps, outputs.noises, outputs.seed)
         arrays |= {f"outputs/{name}/{objective}": array for objective, array in values.items()}
     if job.draw:
         steps, guidance = recipe.generation.steps, recipe.generation.guidance
@@ -94,10 +96,13 @@ def retrain(context: Retraining, job: TrainingJob) -> Arrays:
     return arrays
 
 
-def retrained(
+def run_jobs(
     context: Retraining, jobs: Sequence[TrainingJob], engine: Engine, threads: int, done: int = 0
 ) -> Iterator[tuple[TrainingJob, Arrays]]:
-    """What each job gives, as they finish, with a progress bar over these and the `done` ones."""
+    """Run the jobs on an engine and yield each result when it is there.
+
+    A progress bar counts these jobs and the `done` ones of earlier calls.
+    """
     if jobs:
         size, total = int(context.masks[jobs[0].subset].sum()), len(context.images)
         each = f"on {size:,}" if 2 * size <= total else f"without {total - size:,}"
@@ -115,23 +120,23 @@ def retrained(
 
 
 def read_arrays(path: Path) -> Arrays | None:
-    """What a finished job has left; None if it is not there whole."""
+    """Read the arrays of an .npz file; None if it is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive)
-    except Exception:  # damaged archives raise all kinds
+    except Exception:  # damaged archives raise many kinds of errors
         return None
 
 
-def read_whole(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Arrays | None:
-    """The arrays of these shapes that a finished job has left; None if they are not there whole."""
+def read_result(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Arrays | None:
+    """Read the arrays that `shapes` names from a job's file; None if one of them is missing or has another shape."""
     arrays = read_arrays(path) or {}
     found = {key: arrays[key] for key in shapes if key in arrays}
     return found if {key: array.shape for key, array in found.items()} == shapes else None
 
 
-def model_of(context: Retraining, arrays: Arrays) -> DiffusionModel:
-    """The model whose weights a job has kept."""
+def model_with_weights(context: Retraining, arrays: Arrays) -> DiffusionModel:
+    """Build the model whose weights are in the result of a job."""
     recipe = context.recipe
     model = new_model(recipe.model, context.images.images.shape, recipe.name)
     prefix = "weights/"
@@ -141,13 +146,15 @@ def model_of(context: Retraining, arrays: Arrays) -> DiffusionModel:
 
 
 def with_training_seed(recipe: Recipe, seed: int) -> Recipe:
+    """Return the recipe with another training seed."""
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"seed": seed})})
 
 
 def threads_per_job(recipe: Recipe, model: DiffusionModel, condition: Condition) -> int:
-    """One, unless so many models as there are cores would not fit into memory: then fewer, with more threads each.
+    """Return how many threads each job gets.
 
-    `model` is one as the recipe makes it, `condition` that of one image.
+    It is one, with as many jobs as there are cores. If so many models do not fit into memory, fewer jobs run, with more
+    threads each. `model` is a model of the recipe, `condition` the condition of one image.
     """
     weights = sum(value.nbytes for value in model.network.parameters())
     trained = sum(value.nbytes for value in model.parameters().values())

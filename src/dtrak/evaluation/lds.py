@@ -1,9 +1,9 @@
-"""The linear datamodelling score: do the scores of a subset's images add up to what a model trained on it does?
+"""The linear datamodelling score (LDS): do summed scores predict the losses of models that are trained on subsets?
 
     LDS(x) = ρ( loss of x under the model trained on D_m,  −Σ_{n in D_m} τ(x)_n )        over random subsets D_1 … D_M
 
-with Spearman's rank correlation ρ, in percent. The loss is the mean over S training seeds. Subsets are the last axis of
-whatever is correlated.
+with Spearman's rank correlation ρ, in percent. The loss is the mean over S training seeds. Correlations are taken over
+the last axis, which is that of the M subsets.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -18,15 +18,15 @@ from torch import Tensor
 from dtrak.devices import threads_for
 from dtrak.noise import stream
 
-ROWS = 256  # of scores that are float64 at one time
-BLOCK = 2**18  # numbers in an array of the bootstrap: what stays in a core's cache
+ROWS = 256  # rows of scores that are converted to float64 at a time
+BLOCK = 2**18  # numbers in an array of the bootstrap, so that it fits into a core's cache
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class LDS:
-    """In percent; the error is that of the mean over queries, from a bootstrap over subsets."""
+    """The LDS in percent. The error is that of the mean over queries, from a bootstrap over subsets."""
 
     per_query: Floats  # [Q]
     bootstrap_mean: float
@@ -36,32 +36,33 @@ class LDS:
 
     @property
     def mean(self) -> float:
+        """Return the mean over queries."""
         return float(self.per_query.mean())
 
 
 def evaluate_lds(
     values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDArray[np.float32], resamples: int = 1000
 ) -> LDS:
-    """LDS and its error, from scores [Q, N], masks [M, N] and losses [M, S, Q]."""
+    """Return the LDS and its error, from scores [Q, N], masks [M, N] and losses [M, S, Q]."""
     means = bootstrap(values, masks, losses, resamples)
     low, high = np.percentile(means, [2.5, 97.5])
     return LDS(lds(values, masks, losses), float(means.mean()), float(means.std()), float(low), float(high))
 
 
 def mean_lds(values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDArray[np.float32]) -> float:
-    """The mean LDS over queries, from scores [Q, N], masks [M, N] and losses [M, S, Q]."""
+    """Return the mean LDS over queries, from scores [Q, N], masks [M, N] and losses [M, S, Q]."""
     return float(lds(values, masks, losses).mean())
 
 
 def lds(values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDArray[np.float32]) -> Floats:
-    """LDS of each query, […, Q], from scores […, Q, N], masks [M, N] and losses [M, S, Q]."""
+    """Return the LDS of each query, […, Q], from scores […, Q, N], masks [M, N] and losses [M, S, Q]."""
     return 100 * spearman(predicted_losses(values, masks), mean_losses(losses))
 
 
 def ceiling(losses: NDArray[np.float32]) -> float | None:
-    """What noise leaves to predict, from losses [M, S, Q]; None for a single seed, which cannot tell.
+    """Return the noise ceiling of the LDS in percent, from losses [M, S, Q]; None if there is only one seed.
 
-    The mean over seeds s and queries of ρ( losses of s, mean of the other seeds' losses ), in percent.
+    It is the mean over seeds s and queries of ρ( losses of s, mean of the other seeds' losses ).
     """
     seeds = losses.shape[1]
     if seeds == 1:
@@ -73,7 +74,7 @@ def ceiling(losses: NDArray[np.float32]) -> float | None:
 
 
 def predicted_losses(values: NDArray[np.float32], masks: NDArray[np.bool_]) -> Floats:
-    """−Σ of the scores […, Q, N] of each subset's images, masks [M, N]: […, Q, M]."""
+    """Return −Σ of the scores […, Q, N] over the images of each subset, masks [M, N]: […, Q, M]."""
     chosen = masks.T.astype(np.float64)
     rows = values.reshape(-1, values.shape[-1])
     sums = [rows[start : start + ROWS].astype(np.float64) @ chosen for start in range(0, len(rows), ROWS)]
@@ -81,15 +82,15 @@ def predicted_losses(values: NDArray[np.float32], masks: NDArray[np.bool_]) -> F
 
 
 def mean_losses(losses: NDArray[np.float32]) -> Floats:
-    """The mean over seeds of losses [M, S, Q]: [Q, M]."""
+    """Return the mean over seeds of losses [M, S, Q]: [Q, M]."""
     means: Floats = losses.astype(np.float64).mean(1).T
     return means
 
 
 def spearman(a: Floats, b: Floats) -> Floats:
-    """Rank correlation over the last axis of […, M] and […, M], ties sharing their mean rank: […].
+    """Return the rank correlation […] over the last axis of […, M] and […, M]; equal values share their mean rank.
 
-    Zero where one of them is constant.
+    The correlation is zero if one of the two is constant.
     """
     a, b = (rankdata(values, axis=-1) - (values.shape[-1] + 1) / 2 for values in (a, b))
     return _ratio((a * b).sum(-1), (a**2).sum(-1) * (b**2).sum(-1))
@@ -98,21 +99,21 @@ def spearman(a: Floats, b: Floats) -> Floats:
 def bootstrap(
     values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDArray[np.float32], resamples: int = 1000
 ) -> Floats:
-    """The mean LDS over queries, […, resamples], from scores […, Q, N], masks [M, N] and losses [M, S, Q].
+    """Return the mean LDS over queries, […, resamples], from scores […, Q, N], masks [M, N] and losses [M, S, Q].
 
-    Each is on M subsets drawn with replacement from the M there are, the same for all queries and scores.
+    For each resample, M of the M subsets are drawn with replacement, the same for all queries and scores.
     """
     picks = draw_subsets(len(masks), resamples)
     return 100 * resampled_spearman(predicted_losses(values, masks), mean_losses(losses), picks)
 
 
 def draw_subsets(subsets: int, resamples: int) -> NDArray[np.int64]:
-    """Which subsets each resample has, [resamples, M]: always the same."""
+    """Draw the subsets of each resample, [resamples, M]; the same arguments always give the same draws."""
     return stream("bootstrap").integers(subsets, size=(resamples, subsets))
 
 
 def resampled_spearman(a: Floats, b: Floats, picks: NDArray[np.int64]) -> Floats:
-    """The mean over Q of `spearman` of a […, Q, M] and b [Q, M] at each row of picks [R, M]: […, R].
+    """Return the mean over Q of `spearman` of a […, Q, M] and b [Q, M] at each row of picks [R, M]: […, R].
 
     When subset i is drawn c_i times, the ranks less their mean are, with any ties,
 
@@ -122,12 +123,12 @@ def resampled_spearman(a: Floats, b: Floats, picks: NDArray[np.int64]) -> Floats
     """
     queries, subsets = b.shape
     counts = torch.from_numpy(np.stack([np.bincount(pick, minlength=subsets) for pick in picks], axis=1)).float()
-    # Ranks compare as the values do, and infinite ones can be subtracted.
+    # Ranks are ordered as the values are, and ranks of infinite values can be subtracted.
     a_ranks, b_ranks = (torch.from_numpy(rankdata(values, axis=-1)).float() for values in (a, b))
     grid = a_ranks.reshape(-1, queries, subsets)
 
     def total(start: int) -> Floats:
-        """The sum over a block of queries, [L, R] for a grid [L, Q, M]."""
+        """Return the sum over a block of queries, [L, R] for a grid [L, Q, M]."""
         block = slice(start, start + step)
         b_centred = _centred(b_ranks[block], counts)
         weighted = b_centred * counts
@@ -142,19 +143,19 @@ def resampled_spearman(a: Floats, b: Floats, picks: NDArray[np.int64]) -> Floats
 
     step = max(1, BLOCK // counts.numel())
     workers = torch.get_num_threads()
-    # Threads that share each small operation would wait for each other more than they work.
+    # One thread for each block is faster than all threads on each small operation.
     with threads_for(0), ThreadPoolExecutor(workers) as pool:
         means: Floats = sum(pool.map(total, range(0, queries, step))) / queries
     return means.reshape(*a.shape[:-2], len(picks))
 
 
 def _centred(ranks: Tensor, counts: Tensor) -> Tensor:
-    """2(r − r̄), [B, M, R], of values ranked [B, M] that are there as often as counts [M, R] say."""
-    # Different ranks differ by 1 at the least, so this is the sign of the difference; torch's own makes 0 of NaN.
+    """Return 2(r − r̄), [B, M, R], of values with ranks [B, M], each of which occurs as often as counts [M, R] say."""
+    # Different ranks differ by at least 1, so the clamped difference is its sign; torch.sign would turn NaN into 0.
     return (ranks[:, :, None] - ranks[:, None, :]).clamp_(-1, 1) @ counts
 
 
 def _ratio(covariance: Floats, variances: Floats) -> Floats:
-    """Covariance by the root of the product of variances; zero where nothing varies, NaN where something is NaN."""
+    """Divide the covariance by the root of the product of variances; zero if a variance is zero, NaN if one is NaN."""
     ratio: Floats = np.divide(covariance, np.sqrt(variances), out=np.zeros_like(variances), where=variances != 0)
     return ratio

@@ -1,7 +1,7 @@
-"""What a recipe would take, before any of it is done: steps, passes through the model, memory and disk.
+"""Estimate what a recipe would take before it runs: steps, passes through the model, memory and disk.
 
-A pass is one image through the network, forward or back. What is not in the recipe, the number of images and their
-shape, is looked up in the data; the data itself need not be there if the recipe says both.
+A pass is one image through the network, forward or backward. If the recipe does not give the number of images and their
+shape, they are read from the data; if it gives both, the data need not be there yet.
 """
 
 import math
@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from dtrak.errors import UsageError
-from dtrak.evaluation.checking import asks_encoder, check_settings
+from dtrak.evaluation.checking import check_settings, needs_encoder
 from dtrak.evaluation.outputs import images_in_a_pass
-from dtrak.evaluation.redrawing import COUNT, usual_share
+from dtrak.evaluation.redrawing import DEFAULT_PICTURES, default_removed
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.gradients.objectives import OBJECTIVES
@@ -38,22 +38,24 @@ from dtrak.tables import Cell, Entry, Table
 
 FLOAT, DOUBLE = 4, 8  # bytes
 UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
-JUDGED = 3  # methods that counterfactuals compare: random, trak and d-trak
+COMPARED_METHODS = 3  # by `dtrak evaluate counterfactual`: random, trak and d-trak
 
 
 @dataclass(frozen=True)
 class PlannedStep:
+    """One row of the plan: a part of the work, and what it takes."""
+
     name: str
-    what: str
+    description: str
     forward: int = 0  # passes
-    backward: int = 0
+    backward: int = 0  # passes
     memory: int = 0  # bytes
-    disk: int = 0
+    disk: int = 0  # bytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the steps of a recipe come to, from the numbers of its images and the layout of its model."""
+    """Estimates the work of a recipe from the number of its images and the layout of its model."""
 
     recipe: Recipe
     train: int
@@ -65,7 +67,7 @@ class Plan:
     retraining: RetrainingSettings
 
     def steps(self) -> list[PlannedStep]:
-        """What `dtrak run` does, and then what `dtrak evaluate` would."""
+        """Return the steps of `dtrak run`, and then those of `dtrak evaluate`."""
         return [
             *([self.encoding()] if self.layout.latents else []),
             self.training(),
@@ -75,7 +77,7 @@ class Plan:
             PlannedStep("report", f"a page of {self.generated:,} pictures"),
             self.retrainings(),
             self.outputs(),
-            self.featurizing("lds: features", max(self.asked), (1, 1)),
+            self.featurizing("lds: features", max(self.lds_queries), (1, 1)),
             self.counterfactuals(),
         ]
 
@@ -84,68 +86,75 @@ class Plan:
         return self.recipe.generation.count
 
     @property
-    def asked(self) -> tuple[int, int]:
-        """How many validation images and generated pictures LDS asks about."""
+    def lds_queries(self) -> tuple[int, int]:
+        """Return how many validation images and generated pictures are queries of the LDS."""
         settings = self.retraining
         return min(settings.validation, self.validation), min(settings.generated or self.generated, self.generated)
 
     @property
     def weights(self) -> int:
+        """Return the bytes of all weights."""
         return FLOAT * (self.layout.frozen + self.layout.trained)
 
     @property
     def latents(self) -> int:
-        """Bytes of the training images' latents, a mean and a deviation each, and of their mirror images'."""
+        """Return the bytes of all latents: a mean and a deviation for each training image and its mirror image."""
         return self.train * (1 + self.recipe.training.flip) * 2 * FLOAT * self.layout.latents
 
     @property
     def training_memory(self) -> int:
-        """Weights; a gradient and two moments for what is trained; what a pass keeps; latents, if it is the CPU's."""
-        changing = 3 * FLOAT * self.layout.trained
+        """Return the bytes that training takes on the device.
+
+        These are the weights, a gradient and two moments for each trained weight, and the activations of a pass; on a
+        CPU also the latents, which lie in the same memory.
+        """
+        optimiser = 3 * FLOAT * self.layout.trained
         latents = self.latents if self.device.type == "cpu" else 0
-        return self.weights + changing + self.at_once * self.layout.activations + latents
+        return self.weights + optimiser + self.at_once * self.layout.activations + latents
 
     @property
     def at_once(self) -> int:
-        """Images of a batch that share a pass."""
+        """Return how many images of a batch share a pass."""
         batch = min(self.recipe.training.batch_size, self.train)
         return images_at_once(batch, self.layout.activations, self.device_memory)
 
     def encoding(self) -> PlannedStep:
+        """Plan to encode images and prompts, for a model of latents."""
         mirrored = " and their mirror images" * self.recipe.training.flip
-        what = f"{self.train:,} images{mirrored}, by the autoencoder; {self.prompts:,} prompts at most"
+        description = f"{self.train:,} images{mirrored}, by the autoencoder; {self.prompts:,} prompts at most"
         queries = self.generated * 2 * FLOAT * self.layout.latents
         memory = self.weights + min(self.train, pictures_in_a_pass(*self.shape[1:])) * self.layout.encoding
-        return PlannedStep(
-            "latents", what, 0, 0, memory, self.latents + queries + self.prompts * FLOAT * self.layout.prompt
-        )
+        disk = self.latents + queries + self.prompts * FLOAT * self.layout.prompt
+        return PlannedStep("latents", description, 0, 0, memory, disk)
 
     @property
     def prompts(self) -> int:
-        """How many different ones there are at most: one of every class, or of every image, and the empty one."""
+        """Return how many different prompts there are at most: one of each class or image, and the empty one."""
         recipe, select = self.recipe, self.recipe.data.select
         classes = None if select is None or select.classes is None else len(select.classes)
         return recipe.family.most_prompts(recipe.model, self.train, classes)
 
     def training(self) -> PlannedStep:
+        """Plan to train the model."""
         settings = self.recipe.training
         steps = settings.epochs * math.ceil(self.train / settings.batch_size)
-        what = f"{self.train:,} images × {settings.epochs:,} epochs: {steps:,} steps of {settings.batch_size:,}"
-        what += f", {self.at_once:,} at once" * (self.at_once < settings.batch_size)
+        description = f"{self.train:,} images × {settings.epochs:,} epochs: {steps:,} steps of {settings.batch_size:,}"
+        description += f", {self.at_once:,} at once" * (self.at_once < settings.batch_size)
         passes = self.train * settings.epochs
         saved = (1 + settings.checkpoints) * FLOAT * self.layout.trained
-        return PlannedStep("train", what, passes, passes, self.training_memory, saved)
+        return PlannedStep("train", description, passes, passes, self.training_memory, saved)
 
     def generating(self) -> PlannedStep:
+        """Plan to draw pictures."""
         settings = self.recipe.generation
-        guided = settings.guidance is not None  # each step asks twice, with the prompt and without
+        guided = settings.guidance is not None  # a step then takes two passes, with the prompt and without
         passes = settings.count * settings.steps * (1 + guided)
-        what = f"{settings.count:,} pictures × {settings.steps:,} steps of DDIM" + " × 2 for guidance" * guided
+        description = f"{settings.count:,} pictures × {settings.steps:,} steps of DDIM" + " × 2 for guidance" * guided
         at_once = min(BATCH, settings.count)
         denoising = at_once * self.layout.working
         decoding = min(at_once, pictures_in_a_pass(*self.shape[1:])) * self.layout.decoding
         memory = self.weights + max(denoising, decoding)
-        return PlannedStep("generate", what, passes, 0, memory, settings.count * math.prod(self.shape))
+        return PlannedStep("generate", description, passes, 0, memory, settings.count * math.prod(self.shape))
 
     @cached_property
     def needed(self) -> dict[GradientKind, NeededGradients]:
@@ -155,13 +164,13 @@ class Plan:
 
     @cached_property
     def objectives(self) -> tuple[int, int]:
-        """Of how many objectives the gradients are needed, for training images and for queries."""
+        """Return for how many objectives gradients are needed, of training images and of queries."""
         train = {name for one in self.needed.values() for name in one.train}
         return len(train), len({name for one in self.needed.values() for name in one.all_of_queries})
 
     @property
     def rows_of_each(self) -> int:
-        """Rows of features that an image has, at the most: one, or one for each copy."""
+        """Return how many rows of features an image has at the most: one, or one for each copy."""
         return self.copies if any(kind.apart for kind in self.needed) else 1
 
     @cached_property
@@ -171,80 +180,90 @@ class Plan:
 
     @property
     def features(self) -> int:
-        """k, the numbers that are kept for each image."""
+        """Return k, how many numbers are stored for each image."""
         settings = self.recipe.attribution
         return self.layout.trained if settings.projection == "identity" else settings.projection_dim
 
     def featurizing(self, name: str, queries: int, objectives: tuple[int, int]) -> PlannedStep:
+        """Plan to compute gradients for so many objectives, of the training images and of so many queries."""
         train, (for_train, for_queries), copies = self.train, objectives, self.copies
-        what = f"{train:,} + {queries:,} images × {copies:,} noised copies"
+        description = f"{train:,} + {queries:,} images × {copies:,} noised copies"
         rows = for_train * train + for_queries * queries
         at_once = min(copies, copies_that_fit(self.layout.activations, self.device_memory))
         memory = self.weights + at_once * self.layout.activations
         disk = rows * self.rows_of_each * self.features * FLOAT
-        return PlannedStep(name, what, (train + queries) * copies, rows * copies, memory, disk)
+        return PlannedStep(name, description, (train + queries) * copies, rows * copies, memory, disk)
 
     def scoring(self) -> PlannedStep:
+        """Plan to compute the scores from the features."""
         queries, train, dim = self.generated, self.train, self.features
         smaller = min(train * self.rows_of_each, dim)
         kernels = self.objectives[0]
-        # What is decomposed and the workspace for it; then, for each kernel, the training images in its directions and,
-        # where these are not images themselves, the directions.
+        # The decomposed matrix and its workspace; then, for each kernel, the coordinates of the training images and,
+        # if there are more images than dimensions, the directions.
         kept = train * smaller + (dim * smaller if dim <= train else 0)
         memory = DOUBLE * (2 * smaller**2 + kernels * kept) + (FLOAT + DOUBLE) * queries * dim
-        what = f"{queries:,} pictures × {train:,} images: a kernel of {smaller:,} × {smaller:,}"
-        return PlannedStep("score", what, 0, 0, memory, FLOAT * queries * train)
+        description = f"{queries:,} pictures × {train:,} images: a kernel of {smaller:,} × {smaller:,}"
+        return PlannedStep("score", description, 0, 0, memory, FLOAT * queries * train)
 
     @property
     def models(self) -> int:
+        """Return how many models are retrained for LDS."""
         return self.retraining.subsets * self.retraining.seeds
 
     def retrainings(self) -> PlannedStep:
-        settings, (channels, height, width) = self.retraining, self.shape
-        size = round(settings.fraction * self.train)
-        passes = self.models * size * self.recipe.training.epochs
-        what = f"{settings.subsets:,} subsets × {settings.seeds:,} seeds = {self.models:,} models on {size:,} images"
-        images = (self.train + sum(self.asked)) * channels * height * width
-        losses = self.models * sum(self.asked) * len(OBJECTIVES) * (FLOAT + DOUBLE)  # as arrays, and job by job
+        """Plan to retrain models for LDS."""
+        settings, queries, (channels, height, width) = self.retraining, sum(self.lds_queries), self.shape
+        size, models = round(settings.fraction * self.train), self.models
+        passes = models * size * self.recipe.training.epochs
+        description = f"{settings.subsets:,} subsets × {settings.seeds:,} seeds = {models:,} models on {size:,} images"
+        images = (self.train + queries) * channels * height * width
+        losses = models * queries * len(OBJECTIVES) * (FLOAT + DOUBLE)  # as arrays, and job by job
         disk = images + losses + FLOAT * self.layout.trained + settings.subsets * self.train
-        return PlannedStep("lds: retrain", what, passes, passes, self.training_memory, disk)
+        return PlannedStep("lds: retrain", description, passes, passes, self.training_memory, disk)
 
     def outputs(self) -> PlannedStep:
-        settings, pictures, total = self.retraining, sum(self.asked), self.recipe.timesteps
+        """Plan to compute the outputs of the retrained models."""
+        settings, models, pictures, total = self.retraining, self.models, sum(self.lds_queries), self.recipe.timesteps
         timesteps = len(select_timesteps(total if settings.timesteps is None else settings.timesteps, total))
-        what = f"{self.models:,} models × {pictures:,} pictures × {timesteps:,} timesteps × {settings.noises:,} noises"
+        description = (
+            f"{models:,} models × {pictures:,} pictures × {timesteps:,} timesteps × {settings.noises:,} noises"
+        )
         at_once = images_in_a_pass(self.layout.activations, self.device, self.device_memory)
         memory = self.weights + at_once * self.layout.working
-        return PlannedStep("lds: outputs", what, self.models * pictures * timesteps * settings.noises, 0, memory)
+        return PlannedStep("lds: outputs", description, models * pictures * timesteps * settings.noises, 0, memory)
 
     def counterfactuals(self) -> PlannedStep:
+        """Plan to retrain models for counterfactuals, and to draw with them."""
         recipe, settings = self.recipe, self.recipe.evaluation
-        pictures = min(settings.pictures or COUNT, self.generated)
-        left = self.train - (settings.remove or usual_share(self.train))
-        models = JUDGED * pictures
+        pictures = min(settings.pictures or DEFAULT_PICTURES, self.generated)
+        left = self.train - (settings.remove or default_removed(self.train))
+        models = COMPARED_METHODS * pictures
         passes = models * left * recipe.training.epochs
         drawn = models * recipe.generation.steps * (1 + (recipe.generation.guidance is not None))
-        what = f"{JUDGED} methods × {pictures:,} pictures = {models:,} models on {left:,} images, at most"
+        description = (
+            f"{COMPARED_METHODS} methods × {pictures:,} pictures = {models:,} models on {left:,} images, at most"
+        )
         pixels = math.prod(self.shape)
         disk = models * (pixels + recipe.generation.steps * (self.layout.latents or pixels)) * FLOAT
-        return PlannedStep("counterfactual", what, passes + drawn, passes, self.training_memory, disk)
+        return PlannedStep("counterfactual", description, passes + drawn, passes, self.training_memory, disk)
 
 
 def plan(recipe: Recipe, folder: Path, device: str = "cpu") -> Table:
-    """What a run of the recipe in this folder would take, and what stands in its way."""
+    """Return a table of what a run of the recipe in this folder would take, with notes on anything that is missing."""
     data, missing = recipe.data, list[str]()
     train = _count(data.train, data.select, missing)
-    is_there = not missing
+    has_train = not missing
     validation = 0 if data.validation is None else _count(data.validation, data.select_validation, missing)
     shape = _shape(recipe)
     layout = recipe.family.lay_out(recipe.model, shape, recipe.name)
     run, count = Run(folder, recipe), train if data.subset is None else len(read_ids(data.subset))
     run.check_folder()
-    if is_there:
+    if has_train:
         run.check_recipe()
     check_settings(run, count, shape, layout)
     missing += recipe.family.to_fetch(recipe.model, layout)
-    missing += [f"{DEFAULT_ENCODER} will be downloaded, unless it was before"] if asks_encoder(run) else []
+    missing += [f"{DEFAULT_ENCODER} will be downloaded, unless it was before"] if needs_encoder(run) else []
     made = Plan(
         recipe,
         count,
@@ -259,7 +278,7 @@ def plan(recipe: Recipe, folder: Path, device: str = "cpu") -> Table:
 
 
 def _count(source: str, select: Selection | None, missing: list[str]) -> int:
-    """How many images there are, or will be; what has to be brought first is added to what is missing."""
+    """Return how many images there are, or will be after a download; add a line to `missing` if they are not there."""
     stated = None if select is None else select.known_count
     if stated is not None and source.startswith("hf:"):
         missing.append(f"{source} will be downloaded, unless it was before")
@@ -267,14 +286,14 @@ def _count(source: str, select: Selection | None, missing: list[str]) -> int:
     try:
         return len(find_source(source, select).pictures)
     except UsageError as error:
-        if stated is None or _is_there(source):
+        if stated is None or _has_images(source):
             raise
         missing.append(f"Missing: {error}")
         return stated
 
 
-def _is_there(source: str) -> bool:
-    """Whether there are images at all, of which a selection may ask too much."""
+def _has_images(source: str) -> bool:
+    """Tell whether a source has images at all: then an error is the selection's fault."""
     try:
         return bool(find_source(source, None).pictures)
     except UsageError:
@@ -282,7 +301,7 @@ def _is_there(source: str) -> bool:
 
 
 def _shape(recipe: Recipe) -> tuple[int, int, int]:
-    """(C, H, W) as the recipe says, or as the images have it."""
+    """Return (C, H, W) from the recipe, or from the images if the recipe does not say it."""
     data = recipe.data
     side = data.size or data.crop
     if side is not None and data.channels is not None:
@@ -293,19 +312,20 @@ def _shape(recipe: Recipe) -> tuple[int, int, int]:
 def _table(made: Plan, folder: Path, missing: list[str]) -> Table:
     steps, layout = made.steps(), made.layout
     rows: list[list[Entry]] = [
-        [one.name, one.what, _passes(one.forward), _passes(one.backward), _size(one.memory), _size(one.disk)]
+        [one.name, one.description, _passes(one.forward), _passes(one.backward), _size(one.memory), _size(one.disk)]
         for one in steps
     ]
     frozen = f", beside {layout.frozen / 1e6:,.1f} M that stay as they are" if layout.frozen else ""
-    there = next(parent for parent in (folder, *folder.absolute().parents) if os.path.exists(parent))
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if os.path.exists(parent))
     largest = max(steps, key=lambda one: one.memory)
     enough = "enough for" if largest.memory <= made.device_memory else "LESS than is needed for"
+    disk, free = (_size(one).text for one in (sum(one.disk for one in steps), shutil.disk_usage(existing).free))
     notes = [
         f"{layout.trained:,} parameters ({layout.trained / 1e6:,.1f} M) are trained and attributed{frozen}.",
         "A pass is one image through the network. Memory is that of one model's tensors in float32; Python and torch "
-        "take some by themselves.",
-        f"In all {_size(sum(one.disk for one in steps)).text} on disk, of {_size(shutil.disk_usage(there).free).text} "
-        f"free; there are {_size(made.device_memory).text} of memory, {enough} {largest.name}.",
+        "need some more.",
+        f"In all {disk} on disk, of {free} free; there are {_size(made.device_memory).text} of memory, {enough} "
+        f"{largest.name}.",
         *dict.fromkeys(missing),
     ]
     caption = f"{made.recipe.name}, into {folder}: {made.recipe.summary}"

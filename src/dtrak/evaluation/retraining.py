@@ -1,13 +1,13 @@
-"""Make a benchmark folder: retrain a run's model on random subsets, and keep the outputs for the run's queries.
+"""Make a benchmark folder: retrain a run's model on random subsets, and keep the models' outputs for the run's queries.
 
-- model/, train.npz, validation.npz, generated.npz: what is attributed, to what, and for which queries
+- model/, train.npz, validation.npz, generated.npz: the model, its training images, and two sets of queries
 - masks.npy bool [M, N]; losses.npy, generated_losses.npy float32 [M, S, Q]: L_Simple after retraining
 - outputs/validation-square.npy, …: the same for the other objectives
-- benchmark.json: how it was made; jobs/: what each job gave; retrained/: the models, if they are kept
+- benchmark.json: the settings; jobs/: the result of each job; retrained/: the models, if they are kept
 
-Each job is written as it finishes, whole or not at all: a kill costs the jobs under way and no others. The arrays are
-put together when all jobs are there. A job keeps each objective's outputs under its name; one that was not known when a
-job was done is left out, and no model is trained again for it.
+Each job's result is written when it finishes, so that a kill loses only the jobs that were running. The arrays are
+assembled when all jobs have finished. A job's result holds the outputs of each objective under its name. If an
+objective was added later, it has no array: no model is trained again for it.
 """
 
 import json
@@ -28,9 +28,9 @@ from dtrak.evaluation.jobs import (
     Outputs,
     Retraining,
     TrainingJob,
-    model_of,
+    model_with_weights,
     read_arrays,
-    retrained,
+    run_jobs,
     threads_per_job,
 )
 from dtrak.evaluation.subsets import random_subsets
@@ -48,23 +48,25 @@ from dtrak.runs.recipes import Evaluation, Recipe
 from dtrak.runs.run import Run, versions
 from dtrak.sections import first_difference
 
-GROWING = ("subsets", "seeds")  # there can be more of them later
-AS_FOUND = ("threads", "versions")  # of who began
-MAIN = "simple"  # the objective that every job keeps: it is what LDS predicts
-KEPT_BEFORE = ("simple", "elbo", "square", "avg", "l1", "l2", "linf")  # in this order, as one array [7, Q]
+GROWING = ("subsets", "seeds")  # settings that may be larger when a benchmark is continued
+FIXED_AT_START = ("threads", "versions")  # continued with the values that the benchmark was begun with
+MAIN = "simple"  # the objective that every job's result has, as LDS predicts it
+OLD_ORDER = ("simple", "elbo", "square", "avg", "l1", "l2", "linf")  # rows of the array [7, Q] in old jobs' files
 
 
 @dataclass(frozen=True)
 class RetrainingSettings:
+    """How models are retrained for a benchmark, and which of their outputs are kept."""
+
     subsets: int = 64
     fraction: float = 0.5  # of all images, in each subset
     seeds: int = 3  # trainings of each subset
     seed: int = 0  # of the subsets and of the outputs' noise
-    timesteps: int | str | None = None  # of the outputs, as for features; all of them if None
+    timesteps: int | str | None = None  # of the outputs, written as for features; None means all
     noises: int = 3  # at each timestep
     keep_models: bool = False
-    validation: int = 100  # the first so many validation images are asked about
-    generated: int | None = None  # and the first so many generated ones; all of them if None
+    validation: int = 100  # how many validation images are queries, the first ones
+    generated: int | None = None  # how many generated pictures are queries, the first ones; None means all
 
     def __post_init__(self) -> None:
         for name in ("subsets", "seeds", "noises", "validation", "generated"):
@@ -74,21 +76,21 @@ class RetrainingSettings:
 
     @classmethod
     def resumed(cls, folder: Path, evaluation: Evaluation, typed: Mapping[str, Any]) -> "RetrainingSettings":
-        """What was `typed`; else as a folder was begun, or as a recipe's `evaluation` says for a new one."""
+        """Return the settings for a folder: those `typed`, then those it was begun with, then the recipe's."""
         names = {one.name for one in fields(cls)}
-        asked = evaluation.model_dump(include=names, exclude_none=True)
-        stored = _stored(folder)
+        from_recipe = evaluation.model_dump(include=names, exclude_none=True)
+        stored = _read_record(folder)
         begun = {name: value for name, value in (stored | stored.get("queries", {})).items() if name in names}
         try:
-            return TypeAdapter(cls).validate_python({**asked, **begun, **typed})
-        except ValidationError as error:  # of what was typed, the command line has seen to it
+            return TypeAdapter(cls).validate_python({**from_recipe, **begun, **typed})
+        except ValidationError as error:  # of the folder's record: the command line has checked what was typed
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
             raise UsageError(f"{folder}: its {name} cannot be {shortened(first['input'])}: {first['msg']}") from None
 
 
-class Stored(BaseModel):
-    """What benchmark.json says, as far as it is asked: of whoever began."""
+class BenchmarkRecord(BaseModel):
+    """The fields of benchmark.json whose types are checked when it is read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -106,9 +108,10 @@ def make_benchmark(
     queries: Mapping[str, Images],
     device: str = "cpu",
 ) -> None:
-    """Make the folder for a trained run, or go on with it.
+    """Make the benchmark folder of a trained run, or continue one.
 
-    `queries` are "validation" and "generated" ones, or either. More subsets or seeds than before add to what is there.
+    `queries` has sets named "validation" and "generated", or one of them. If there are more subsets or seeds than
+    before, only the new jobs run.
     """
     for name in queries:
         check_known("queries", name, list(QUERIES))
@@ -119,18 +122,18 @@ def make_benchmark(
     total = model.timesteps
     timesteps = select_timesteps(total if settings.timesteps is None else settings.timesteps, total)
     train = model_inputs(model, run.train_images, run.latents, mirrored=run.recipe.training.flip).in_memory()
-    views = {name: model_inputs(model, images, run.latents).in_memory() for name, images in queries.items()}
+    query_inputs = {name: model_inputs(model, images, run.latents).in_memory() for name, images in queries.items()}
     labels = run.train_images.columns.get("label")
     context = Retraining(
         run.recipe,
         train,
         random_subsets(settings.subsets, len(train), settings.fraction, labels, settings.seed),
-        views,
+        query_inputs,
         Outputs(timesteps, settings.noises, settings.seed),
         settings.keep_models,
         device,
     )
-    made_by: dict[str, Any] = {
+    record: dict[str, Any] = {
         "name": run.recipe.name,
         "train": len(train),
         "subsets": settings.subsets,
@@ -145,56 +148,58 @@ def make_benchmark(
         "recipe": run.recipe.model_dump(mode="json", exclude={"data": {"subset"}}),
         "fingerprints": {
             "model": model.fingerprint,
-            **{name: view.fingerprint for name, view in {"train": train, **views}.items()},
+            **{name: inputs.fingerprint for name, inputs in {"train": train, **query_inputs}.items()},
         },
         "threads": threads_per_job(run.recipe, model, train.condition([0])),
         "versions": versions(),
     }
     with alone_in(folder):
-        made_by |= _check_same(folder, made_by)
-        for place in (folder, *(folder / name for name in ("jobs", "outputs", "retrained"))):
-            clear_leftovers(place)
-        _write_what_there_is(folder, run, {"train": train, **views})
+        record |= _check_same(folder, record)
+        for subfolder in (folder, *(folder / name for name in ("jobs", "outputs", "retrained"))):
+            clear_leftovers(subfolder)
+        _write_model_and_images(folder, run, {"train": train, **query_inputs})
         if not (folder / "benchmark.json").exists():
-            write_json(folder / "benchmark.json", made_by)
+            write_json(folder / "benchmark.json", record)
         jobs = [TrainingJob(subset, seed) for seed in range(settings.seeds) for subset in range(settings.subsets)]
-        _do_missing(folder, context, jobs, engine, made_by["threads"])
+        _run_missing_jobs(folder, context, jobs, engine, record["threads"])
         _assemble(folder, context, jobs)
-        write_json(folder / "benchmark.json", made_by)
+        write_json(folder / "benchmark.json", record)
 
 
-def _check_same(folder: Path, made_by: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a folder that was made with other settings; gives those that whoever began has fixed."""
-    stored = _stored(folder)
+def _check_same(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a folder that was begun with other settings; return its values of `FIXED_AT_START`."""
+    stored = _read_record(folder)
     if not stored:
         return {}
     is_complete = (folder / "masks.npy").exists()
     for name in GROWING:
-        if is_complete and made_by[name] < stored.get(name, 0):
-            raise UsageError(f"{name} {made_by[name]}: {folder} has {stored[name]} already; ask for as many, or more")
-    fixed = [key for key in made_by if key not in (*GROWING, *AS_FOUND)]
-    there, wanted = (
-        {key: of.get(key) for key in fixed} | {"recipe": _of_training(of.get("recipe"))} for of in (stored, made_by)
+        if is_complete and record[name] < stored.get(name, 0):
+            raise UsageError(f"{name} {record[name]}: {folder} has {stored[name]} already; give as many, or more")
+    fixed = [key for key in record if key not in (*GROWING, *FIXED_AT_START)]
+    before, now = (
+        {key: one.get(key) for key in fixed} | {"recipe": _training_part(one.get("recipe"))} for one in (stored, record)
     )
-    difference = first_difference(there, wanted)
+    difference = first_difference(before, now)
     if difference is not None:
-        name, found, wanted = difference
+        name, old, new = difference
         raise UsageError(
-            f"{folder} was made with {name} {found}, not {wanted}: ask for the same again, read it as --benchmark "
+            f"{folder} was made with {name} {old}, not {new}: give the same as before, read it as --benchmark "
             f"{folder}, or remove it"
         )
-    return {key: stored[key] for key in AS_FOUND if key in stored}
+    return {key: stored[key] for key in FIXED_AT_START if key in stored}
 
 
-def _stored(folder: Path) -> dict[str, Any]:
-    """What a folder says of how it was made; nothing for a new one."""
+def _read_record(folder: Path) -> dict[str, Any]:
+    """Read a folder's benchmark.json; a folder without one gives an empty record."""
     path = folder / "benchmark.json"
     if not os.path.exists(path):
         return {}
     try:
         if not path.is_file():
             raise ValueError("it is not a file")
-        return Stored.model_validate(json.loads(path.read_text(encoding="utf-8"))).model_dump(exclude_unset=True)
+        return BenchmarkRecord.model_validate(json.loads(path.read_text(encoding="utf-8"))).model_dump(
+            exclude_unset=True
+        )
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {shortened(first['input'])})"
@@ -203,27 +208,27 @@ def _stored(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{path} does not say how {folder} was made: {error}") from error
 
 
-def _of_training(recipe: Any) -> Any:
-    """What models depend on, with the defaults of the fields that the recipe does not know yet."""
+def _training_part(recipe: Any) -> Any:
+    """Return the part of a stored recipe that models depend on; fields that it does not have get their defaults."""
     try:
         return Recipe.model_validate(recipe).training_fields()
     except ValidationError:
         return recipe
 
 
-def _write_what_there_is(folder: Path, run: Run, sets: Mapping[str, ModelInputs]) -> None:
-    """The model and the sets of images, by the names of their files."""
+def _write_model_and_images(folder: Path, run: Run, sets: Mapping[str, ModelInputs]) -> None:
+    """Write the run's model and the sets of images, unless the folder has them; `sets` has the files' names."""
     if not (folder / "model").exists():
         with whole_folder(folder / "model") as temporary:
             shutil.copytree(run.folder / "model", temporary, dirs_exist_ok=True)
-    for name, view in sets.items():
+    for name, inputs in sets.items():
         if not (folder / f"{name}.npz").exists():
-            write_bytes(folder / f"{name}.npz", as_npz(_as_arrays(view)))
+            write_bytes(folder / f"{name}.npz", as_npz(_as_arrays(inputs)))
 
 
-def _as_arrays(view: ModelInputs) -> Arrays:
-    """What `load_images` reads from an .npz file."""
-    images = view.images
+def _as_arrays(inputs: ModelInputs) -> Arrays:
+    """Return the images as the arrays that `load_images` reads from an .npz file."""
+    images = inputs.images
     arrays: Arrays = {"images": images.pixels(range(len(images)))}
     if not np.array_equal(images.ids, np.arange(len(images))):
         arrays["ids"] = images.ids
@@ -231,18 +236,19 @@ def _as_arrays(view: ModelInputs) -> Arrays:
         if column in images.columns:
             values = images.columns[column]
             arrays[key] = values if values.dtype.kind in "iuU" else values.astype(str)
-    if view.prompts:
-        arrays[PROMPT] = np.array(view.prompts)
+    if inputs.prompts:
+        arrays[PROMPT] = np.array(inputs.prompts)
     return arrays
 
 
-def _do_missing(folder: Path, context: Retraining, jobs: list[TrainingJob], engine: Engine, threads: int) -> None:
+def _run_missing_jobs(folder: Path, context: Retraining, jobs: list[TrainingJob], engine: Engine, threads: int) -> None:
+    """Run the jobs that have no complete result yet, and write their results."""
     missing = [job for job in jobs if _outputs(folder, context, job) is None]
     if not missing:
         return
-    for job, arrays in retrained(context, missing, engine, threads, len(jobs) - len(missing)):
+    for job, arrays in run_jobs(context, missing, engine, threads, len(jobs) - len(missing)):
         if context.keep_weights:
-            save_model(model_of(context, arrays), folder / "retrained" / str(job))
+            save_model(model_with_weights(context, arrays), folder / "retrained" / str(job))
         write_text(_path(folder, job).with_suffix(".seconds"), f"{arrays['seconds']:.3f}\n")
         write_bytes(_path(folder, job), as_npz({key: one for key, one in arrays.items() if key.startswith("outputs/")}))
 
@@ -252,10 +258,7 @@ def _path(folder: Path, job: TrainingJob) -> Path:
 
 
 def _outputs(folder: Path, context: Retraining, job: TrainingJob) -> dict[str, Arrays] | None:
-    """What a finished job has left: for each set of queries, [Q] by the name of an objective, L_Simple at least.
-
-    None if it is not there whole.
-    """
+    """Read a job's outputs [Q] by set of queries and objective; None if they are incomplete or without L_Simple."""
     if context.keep_weights and not (folder / "retrained" / str(job)).exists():
         return None
     arrays = read_arrays(_path(folder, job)) or {}
@@ -267,15 +270,15 @@ def _outputs(folder: Path, context: Retraining, job: TrainingJob) -> dict[str, A
 
 
 def _by_objective(arrays: Arrays, prefix: str) -> Arrays:
-    """The arrays `prefix/OBJECTIVE`, or the rows of the one that earlier versions kept instead."""
+    """Return the arrays `prefix/OBJECTIVE` by objective; earlier versions kept them as the rows of one array."""
     if prefix in arrays:
-        is_known = arrays[prefix].shape[:1] == (len(KEPT_BEFORE),)
-        return dict(zip(KEPT_BEFORE, arrays[prefix], strict=True)) if is_known else {}
+        is_known = arrays[prefix].shape[:1] == (len(OLD_ORDER),)
+        return dict(zip(OLD_ORDER, arrays[prefix], strict=True)) if is_known else {}
     return {key.removeprefix(f"{prefix}/"): one for key, one in arrays.items() if key.startswith(f"{prefix}/")}
 
 
 def _assemble(folder: Path, context: Retraining, jobs: list[TrainingJob]) -> None:
-    """Put the jobs' outputs together as float32 [M, S, Q], for each set of queries and objective that all jobs have."""
+    """Write all jobs' outputs as float32 [M, S, Q], for each set of queries and each objective that all jobs have."""
     outputs: dict[TrainingJob, dict[str, Arrays]] = {}
     for job in jobs:
         found = _outputs(folder, context, job)
@@ -285,8 +288,8 @@ def _assemble(folder: Path, context: Retraining, jobs: list[TrainingJob]) -> Non
     seeds = 1 + max(job.seed for job in jobs)
     for name, images in context.queries.items():
         for objective in [one for one in OBJECTIVES if all(one in of_job[name] for of_job in outputs.values())]:
-            together = np.empty((len(context.masks), seeds, len(images)), dtype=np.float32)
+            losses = np.empty((len(context.masks), seeds, len(images)), dtype=np.float32)
             for job, of_job in outputs.items():
-                together[job.subset, job.seed] = of_job[name][objective]
-            write_bytes(folder / losses_file(name, objective), as_npy(together))
+                losses[job.subset, job.seed] = of_job[name][objective]
+            write_bytes(folder / losses_file(name, objective), as_npy(losses))
     write_bytes(folder / "masks.npy", as_npy(context.masks))

@@ -1,5 +1,5 @@
-"""The explorer: a page on this machine to look around in a run, and to ask about new pictures.
+"""The explorer: a local web server and a page that shows the scores of a run, and scores new pictures.
 
-`exploration.py` opens the run, `scoring.py` keeps its decompositions, `questions.py` does what takes long, `answers.py`
-says what was found, and `app.py` serves it to the page.
+`exploration.py` opens the run, `scoring.py` keeps its decompositions in memory, `work_queue.py` does long work in the
+background, `responses.py` makes the JSON and CSV of the answers, and `app.py` serves them to the page.
 """

@@ -1,32 +1,32 @@
-// The view to ask about something new: a picture of one's own, or one that the model draws from a seed.
+// The screen to add a new picture: an uploaded one, or one that the model draws from a seed.
 
 import { count, element, run, tiles } from "./parts.js";
 import { go, link } from "./route.js";
 import { ask, get } from "./server.js";
 
-const MOST_BYTES = 20 * 2 ** 20; // what the server takes
+const MAX_BYTES = 20 * 2 ** 20; // the server's limit
 
-export function askView() {
+export function newPicture() {
   const file = element("input", { type: "file", id: "file", accept: "image/png,image/jpeg,image/webp,image/bmp,image/gif", onchange: () => file.files[0] && upload(file.files[0]) });
   const drop = element("label", { class: "drop", for: "file" },
     element("strong", {}, "Choose a picture"), element("span", {}, "or drop one here"),
     element("small", { class: "quiet" }, "PNG, JPEG, WebP, BMP or GIF, up to 20\u00a0MB"), file);
   const seed = element("input", { type: "number", id: "seed", min: "0", step: "1", value: "0", required: true, inputmode: "numeric" });
   const prompt = element("input", { type: "text", id: "prompt", maxlength: "1000", placeholder: "the empty prompt" });
-  const told = run.prompts ? [element("p", { class: "prompt" }, element("label", { for: "prompt" }, "Prompt"), prompt)] : [];
+  const promptField = run.prompts ? [element("p", { class: "prompt" }, element("label", { for: "prompt" }, "Prompt"), prompt)] : [];
   const drawing = element("form", { class: "seed", onsubmit: draw },
     element("label", { for: "seed" }, "Seed"), seed, element("button", { class: "primary" }, "Draw and attribute"));
   const problem = element("p", { class: "refused", role: "alert", hidden: true });
   const before = element("div");
   const node = element("section", { class: "ask" },
-    element("h2", { tabindex: "-1" }, "Ask about a new picture"),
-    element("p", { class: "lead" }, "The picture is fitted to the model, its gradients are computed, and every training image gets a score for it. The run keeps the picture and its features: asked again, it is answered at once."),
-    element("p", { class: "quiet" }, `The run keeps the ${count(run.kept.pictures)} newest pictures, with their features at most ${count(Math.round(run.kept.bytes / 2 ** 20))}\u00a0MB. The oldest makes room for a new one.`),
+    element("h2", { tabindex: "-1" }, "Score a new picture"),
+    element("p", { class: "lead" }, "The picture is fitted to the model, its gradients are computed, and every training image gets a score for it. The run keeps the picture and its features, so that its scores are there at once the next time."),
+    element("p", { class: "quiet" }, `The run keeps the ${count(run.kept.pictures)} newest pictures, with their features at most ${count(Math.round(run.kept.bytes / 2 ** 20))}\u00a0MB. Older ones are removed.`),
     problem,
-    ...told,
+    ...promptField,
     element("div", { class: "ways" },
-      element("section", {}, element("h3", {}, "A picture of your own"), drop),
-      element("section", {}, element("h3", {}, "A picture the model draws"), element("p", { class: "quiet" }, `In ${run.steps} steps of DDIM. The same seed always gives the same picture.`), drawing)),
+      element("section", {}, element("h3", {}, "Upload a picture"), drop),
+      element("section", {}, element("h3", {}, "Let the model draw a picture"), element("p", { class: "quiet" }, `The model draws it in ${run.steps} steps of DDIM. The same seed always gives the same picture.`), drawing)),
     before);
   let leaving;
 
@@ -41,7 +41,7 @@ export function askView() {
 
   function upload(chosen) {
     file.value = ""; // so that the same file can be chosen again
-    if (chosen.size > MOST_BYTES) return refuse(`${chosen.name} is larger than 20 MB.`);
+    if (chosen.size > MAX_BYTES) return refuse(`${chosen.name} is larger than 20 MB.`);
     return send("picture", chosen);
   }
 
@@ -75,7 +75,7 @@ export function askView() {
   async function update(here, signal) {
     leaving = signal;
     const found = await get("api/queries", { set: "asked", sort: "newest", size: 24 }, signal);
-    before.replaceChildren(...(found.total ? [element("h3", {}, "Asked before"), tiles("asked", found.items)] : []));
+    before.replaceChildren(...(found.total ? [element("h3", {}, "Added before"), tiles("asked", found.items)] : []));
   }
   return { node, update };
 }

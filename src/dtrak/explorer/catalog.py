@@ -1,4 +1,4 @@
-"""A set of images to look through: found by id, searched by their columns, shown page by page."""
+"""Sets of images that the page lists: find an image by its id or number, and search ids and columns."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dtrak.images.images import Images
 
@@ -15,27 +14,27 @@ from dtrak.images.images import Images
 class Entry:
     """One image of a catalog."""
 
-    number: int  # that no other image of the catalog has or gets
+    number: int  # no other image of the catalog ever gets the same
     images: Images
-    position: int  # its place among these
+    position: int  # in `images`
     id: str
     columns: dict[str, Any]
-    text: str  # the id and the columns in lower case, which a search looks in
+    text: str  # the id and the columns in lower case, for searches
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Images that were added together, which are scored together."""
+    """Images that were added together, and are scored together."""
 
     images: Images
     entries: list[Entry]
 
 
 class Catalog:
-    """Images by id, in the order of their numbers.
+    """A set of images, in the order of their numbers.
 
-    One thread adds and removes. Readers need no lock: what is added comes at the end, and where something is removed,
-    new lists take the place of the old ones, which stay as they are for whoever reads them.
+    Only one thread may add and remove images. Others may read without a lock: `add` appends to the lists, and `remove`
+    replaces them by new ones and leaves the old ones unchanged.
     """
 
     def __init__(self, title: str, *parts: Images) -> None:
@@ -52,7 +51,7 @@ class Catalog:
         return len(self.entries)
 
     def add(self, images: Images) -> None:
-        """Add images, unless they are there."""
+        """Add images, unless one of them is in the catalog already."""
         rows = plain_rows(images)
         if any(str(one) in self.by_id for one in images.ids):
             return
@@ -67,22 +66,22 @@ class Catalog:
         self.parts.append(part)
 
     def remove(self, entry: Entry) -> None:
-        """Remove an image and those that were added with it."""
+        """Remove an image and all that were added together with it."""
         self.parts = [part for part in self.parts if part.images is not entry.images]
         self.entries = [one for one in self.entries if one.images is not entry.images]
         self.by_id = {one.id: one for one in self.entries}
         self.by_number = {one.number: one for one in self.entries}
 
     def neighbours(self, entry: Entry) -> tuple[Entry | None, Entry | None]:
-        """The images before and after it."""
+        """Return the images before and after this one, which may have been removed."""
         entries = self.entries[:]
-        place = bisect_left(entries, entry.number, key=lambda one: one.number)
+        before = bisect_left(entries, entry.number, key=lambda one: one.number)
         after = bisect_left(entries, entry.number + 1, key=lambda one: one.number)
-        return entries[place - 1] if place else None, entries[after] if after < len(entries) else None
+        return entries[before - 1] if before else None, entries[after] if after < len(entries) else None
 
-    def found(self, search: str, label: str = "") -> list[Entry]:
-        """Those that have every word of the search in their id or columns, and that label if one is given."""
-        words = set(search.lower().split())
+    def search(self, text: str, label: str = "") -> list[Entry]:
+        """Return the images that have every word of the text in their id or columns, and the label if one is given."""
+        words = set(text.lower().split())
         return [
             entry
             for entry in [*self.entries]
@@ -91,24 +90,20 @@ class Catalog:
 
 
 def plain_rows(images: Images) -> list[dict[str, Any]]:
-    """The columns of each image, as JSON has them."""
-    columns = {name: _plain(column) for name, column in images.columns.items()}
+    """Return the columns of each image, with values that JSON can hold."""
+    columns = {name: [_as_json(value) for value in column.tolist()] for name, column in images.columns.items()}
     return [{name: column[row] for name, column in columns.items()} for row in range(len(images))]
 
 
-def _plain(column: NDArray[Any]) -> list[Any]:
-    """Numbers, text and truth stay as they are; what is missing is None; all else becomes text."""
-    return [_as_json(value) for value in column.tolist()]
-
-
 def _as_json(value: Any) -> Any:
+    """Keep numbers, texts and booleans; missing values and infinite numbers become None, everything else a text."""
     if value is None or (isinstance(value, float) and not np.isfinite(value)):
         return None
     return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def labels(catalog: Catalog) -> Sequence[str]:
-    """The values of the column `label`, as text, numbers in their order."""
+    """Return the values of the column `label` as sorted texts; numbers are sorted by size."""
     found = {entry.columns["label"] for entry in catalog.entries if entry.columns.get("label") is not None}
     numbers = all(isinstance(one, int | float) for one in found)
     return [str(one) for one in (sorted(found) if numbers else sorted(found, key=str))]

@@ -1,4 +1,4 @@
-"""What the explorer knows of a run: its images, the pictures that can be asked about, and who answers."""
+"""Open a run for the explorer: its images, its sets of pictures, and everything that scores them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.explorer.catalog import Catalog, Entry, Part
 from dtrak.explorer.kept_pictures import features_of, keep, kept, name_of, remove_oldest
-from dtrak.explorer.questions import Question, Questions
 from dtrak.explorer.scoring import Scored, Scorer
+from dtrak.explorer.work_queue import WorkItem, WorkQueue
 from dtrak.images.images import Images
 from dtrak.inputs.settings import Settings
 from dtrak.inputs.task import Task
@@ -24,21 +24,21 @@ from dtrak.progress import say
 from dtrak.runs.attributing import last_attribution, prepare_run, settings_of
 from dtrak.runs.run import Run
 
-VALIDATION = 200  # so many of the validation images are asked about
-GENERATED, ASKED = "generated", "asked"  # sets of pictures
+MAX_VALIDATION = 200  # validation images that are shown
+GENERATED, ADDED = "generated", "asked"  # names of sets of pictures; ADDED has those that users of the page add
 
 
 class NotReadyError(Exception):
-    """The answer takes some work, which is under way."""
+    """The scores are not computed yet, but the work has been queued."""
 
-    def __init__(self, question: Question) -> None:
-        super().__init__(question.title)
-        self.question = question
+    def __init__(self, item: WorkItem) -> None:
+        super().__init__(item.title)
+        self.item = item
 
 
 @dataclass(frozen=True, eq=False)
 class Exploration:
-    """One run, its model and methods. Everything that needs the model goes through `questions`."""
+    """One run, its model and methods. Everything that needs the model is done by the `queue`."""
 
     run: Run
     model: DiffusionModel
@@ -46,23 +46,26 @@ class Exploration:
     sets: dict[str, Catalog]
     methods: dict[str, Method]
     scorer: Scorer
-    questions: Questions
-    damping: str  # unless another is asked for
+    queue: WorkQueue
+    damping: str  # for requests that do not give one
     recipe_damping: str
 
     def scored(self, set_name: str, method: Method) -> list[tuple[Part, Scored]]:
-        """The scores of all pictures of a set that the method can answer about; the work begins if it has not."""
+        """Return the scores of all pictures of a set that the method can score.
+
+        If they are not computed yet, this queues the work and raises a NotReadyError.
+        """
         found = [(part, self.scorer.scored(part.images, method)) for part in [*self.sets[set_name].parts]]
         if any(scored is None for _, scored in found):
             raise NotReadyError(self.prepare(set_name, method))
-        answers = [(part, scored) for part, scored in found if isinstance(scored, Scored)]
-        refusals = [scored for _, scored in found if isinstance(scored, UsageError)]
-        if refusals and not answers:
-            raise refusals[0]
-        return answers
+        succeeded = [(part, scored) for part, scored in found if isinstance(scored, Scored)]
+        errors = [scored for _, scored in found if isinstance(scored, UsageError)]
+        if errors and not succeeded:
+            raise errors[0]
+        return succeeded
 
     def scored_with(self, set_name: str, entry: Entry, method: Method) -> Scored:
-        """The scores of a picture and of those that came with it."""
+        """Return the scores of a picture, and of those that were added together with it."""
         scored = self.scorer.scored(entry.images, method)
         if scored is None:
             raise NotReadyError(self.prepare(set_name, method))
@@ -70,25 +73,25 @@ class Exploration:
             raise scored
         return scored
 
-    def prepare(self, set_name: str, method: Method) -> Question:
-        """Have the scores of a set of pictures made ready."""
+    def prepare(self, set_name: str, method: Method) -> WorkItem:
+        """Queue the work that the scores of a set of pictures need."""
 
         def work() -> None:
             for part in self.sets[set_name].parts[:]:
                 self._prepare(set_name, part.images, method)
 
         title = f"{method.name}, {self.sets[set_name].title}"
-        return self.questions.ask(f"prepare {set_name} {method.name}", title, work, is_bounded=False)
+        return self.queue.add(f"prepare {set_name} {method.name}", title, work, is_bounded=False)
 
     def _prepare(self, set_name: str, pictures: Images, method: Method) -> None:
-        """What is made of a picture that was asked about lies apart, as it goes when the picture does."""
+        """Prepare the scores of pictures; an added picture has its own folder, which is removed together with it."""
         folder = None
-        if set_name == ASKED:
+        if set_name == ADDED:
             folder = features_of(self.run, str(pictures.ids[0])) / self.scorer.task.folder.name
         self.scorer.prepare(pictures, method, folder)
 
     def prepare_first(self) -> None:
-        """Begin with the first set of pictures, by all methods."""
+        """Queue the work for the first set of pictures, by all methods."""
         first = next(iter(self.sets))
         for method in self.methods.values() if self.sets[first].parts else ():
             self.prepare(first, method)
@@ -97,36 +100,36 @@ class Exploration:
     def takes_prompts(self) -> bool:
         return self.model.prompts is not None
 
-    def ask_picture(self, pixels: NDArray[np.uint8], prompt: str | None = None) -> Question:
-        """Who made this picture [H, W, C], which is of the run's shape?"""
-        return self.questions.ask(
+    def add_picture(self, pixels: NDArray[np.uint8], prompt: str | None = None) -> WorkItem:
+        """Queue the work to keep and score a new picture [H, W, C] of the run's shape."""
+        return self.queue.add(
             f"picture {name_of(pixels, prompt)}",
             "your picture",
-            lambda: self._answer(keep(self.run, pixels, prompt=prompt)),
+            lambda: self._add(keep(self.run, pixels, prompt=prompt)),
         )
 
-    def ask_seed(self, seed: int, prompt: str | None = None) -> Question:
-        """Draw the picture of a seed, and of a prompt where the model takes some: who made it?"""
+    def add_seed(self, seed: int, prompt: str | None = None) -> WorkItem:
+        """Queue the work to draw the picture of a seed, and of a prompt if the model takes one, and to score it."""
         generation, prompt_taken = self.run.recipe.generation, (prompt or "") if self.takes_prompts else None
 
         def work() -> str:
             prompts = None if prompt_taken is None else [prompt_taken]
             drawn = sample(self.model, [seed], generation.steps, prompts=prompts, guidance=generation.guidance)
-            return self._answer(keep(self.run, to_pixels(drawn.pictures).numpy()[0], seed, prompt_taken))
+            return self._add(keep(self.run, to_pixels(drawn.pictures).numpy()[0], seed, prompt_taken))
 
-        return self.questions.ask(f"seed {seed} {prompt_taken or ''}", f"the picture of seed {seed}", work)
+        return self.queue.add(f"seed {seed} {prompt_taken or ''}", f"the picture of seed {seed}", work)
 
-    def _answer(self, picture: Images) -> str:
-        """Have all methods that can score a picture; gives its id. The oldest picture makes room for it."""
+    def _add(self, picture: Images) -> str:
+        """Score a new picture by all methods and return its id; remove the oldest pictures if there are too many."""
         for method in self.methods.values():
-            self._prepare(ASKED, picture, method)
-        id_, asked = str(picture.ids[0]), self.sets[ASKED]
-        asked.add(picture)
+            self._prepare(ADDED, picture, method)
+        id_, added = str(picture.ids[0]), self.sets[ADDED]
+        added.add(picture)
         left = remove_oldest(self.run, but=id_)
-        for entry in [one for one in asked.entries if one.id not in left]:
-            asked.remove(entry)
+        for entry in [one for one in added.entries if one.id not in left]:
+            added.remove(entry)
             self.scorer.forget(entry.images)
-            self.questions.forget(entry.id)
+            self.queue.forget(entry.id)
         return id_
 
 
@@ -139,7 +142,7 @@ def explore(
     cache: Path | None = None,
     engine: Engine | None = None,
 ) -> Exploration:
-    """Open a run, to be scored as its last attribution was, or as its recipe says, but for the settings `typed`."""
+    """Open a run, with the settings of its last attribution, or else of its recipe, changed by those `typed`."""
     model, last = run.model().to(device), last_attribution(run)
     sets = _sets(run, None if last is None else last.queries)
     first = next((one.parts[0].images for one in sets.values() if one.parts), run.train_images.select([0]))
@@ -152,10 +155,10 @@ def explore(
     as_recipe = run.recipe.attribution.method, settings_of(run)
     try:
         task, chosen = prepared(*as_recipe) if last is None else prepared(",".join(last.methods), last.settings)
-    except UsageError as error:  # what the last attribution had may have gone since
+    except UsageError as error:  # files of the last attribution may have been removed
         if last is None:
             raise
-        say(f"Scored as the recipe says, not as in the last attribution: {error}")
+        say(f"Scores are computed as the recipe says, not as in the last attribution: {error}")
         task, chosen = prepared(*as_recipe)
     return Exploration(
         run=run,
@@ -164,14 +167,14 @@ def explore(
         sets=sets,
         methods={method.name: method for method in chosen},
         scorer=Scorer(task),
-        questions=Questions(),
+        queue=WorkQueue(),
         damping=str(task.settings.damping),
         recipe_damping=str(run.recipe.attribution.damping),
     )
 
 
 def _sets(run: Run, attributed: str | None) -> dict[str, Catalog]:
-    """The pictures that can be asked about: what there is of them."""
+    """Return the sets of pictures that the run has."""
     validation, sources = run.recipe.data.validation, {}
     if (run.folder / GENERATED).exists():
         sources[GENERATED] = "generated pictures", str(run.folder / GENERATED)
@@ -184,9 +187,9 @@ def _sets(run: Run, attributed: str | None) -> dict[str, Catalog]:
         select = run.recipe.data.select_validation if source == validation else None
         try:
             images = run.query_images(source, select)
-        except UsageError as error:  # they may have gone since
+        except UsageError as error:  # they may have been removed
             say(f"Left out: {title}: {error}")
             continue
-        shown = images.select(range(min(VALIDATION, len(images)))) if source == validation else images
+        shown = images.select(range(min(MAX_VALIDATION, len(images)))) if source == validation else images
         sets[name] = Catalog(title, shown)
-    return sets | {ASKED: Catalog("pictures asked about here", *kept(run))}
+    return sets | {ADDED: Catalog("pictures added here", *kept(run))}

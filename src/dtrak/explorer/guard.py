@@ -1,8 +1,8 @@
-"""Who may ask, and what a browser may do with the answer.
+"""Protect the server: refuse requests from other sites' pages, add security headers, and limit concurrent requests.
 
-A page from elsewhere can make a browser send requests to this machine. So the name by which the server is called is
-checked, which a foreign name that points here does not pass; what changes something must come from the explorer's own
-page; and no page but its own may show, frame or read an answer. Of all these, only so many are worked on at a time.
+A page of another site can make a browser send requests to this machine. So the guard refuses a request whose Host
+header is not one of the server's names, even if that name points to this machine. It refuses API requests that do not
+come from the explorer's page. Its headers forbid other pages to show, frame or read an answer.
 """
 
 from collections.abc import Callable
@@ -22,51 +22,51 @@ HEADERS = {
 }
 
 
-IN_WORK = 64  # requests at a time
-LONGEST_ADDRESS = 16 << 10  # characters
+MAX_REQUESTS = 64  # at a time
+MAX_ADDRESS = 16 << 10  # characters
 
 
 class Limit:
-    """Around the app: so many requests are worked on at a time, and others get the answer `full`.
+    """Wraps the app and works on at most `MAX_REQUESTS` requests at a time; further requests get the response `full`.
 
-    A request counts until its answer begins: how quickly that is read is for the client to choose. A form does not
-    count, as it may still be coming; forms have bounds of their own.
+    A request counts until its answer begins, as a slow client may take long to read it. Forms do not count, as they may
+    take long to arrive; `uploads.py` limits them.
     """
 
     def __init__(self, app: ASGIApp, full: Callable[[], Response]) -> None:
         self.app = app
         self.full = full
-        self.in_work: set[object] = set()
+        self.active: set[object] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST":
             await self.app(scope, receive, send)
             return
-        if len(self.in_work) >= IN_WORK:
+        if len(self.active) >= MAX_REQUESTS:
             await self.full()(scope, receive, send)
             return
         request = object()
 
-        async def send_and_leave(message: Message) -> None:
-            self.in_work.discard(request)
+        async def send_and_release(message: Message) -> None:
+            self.active.discard(request)
             await send(message)
 
-        self.in_work.add(request)
+        self.active.add(request)
         try:
-            await self.app(scope, receive, send_and_leave)
+            await self.app(scope, receive, send_and_release)
         finally:
-            self.in_work.discard(request)
+            self.active.discard(request)
 
 
 class Guard:
-    """Around all of it: refuses foreign requests, and puts the headers on every answer."""
+    """Wraps the app, refuses requests from other sites, and adds `HEADERS` to every answer."""
 
     def __init__(self, app: ASGIApp, hosts: list[str]) -> None:
         self.app = app
-        self.hosts = hosts  # by which the server may be called, without a port; or ANY
+        self.hosts = hosts  # the names of the server, without a port; or ANY
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http"  # the server is started without anything else
+        assert scope["type"] == "http"  # the server is started with no other protocol
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -76,26 +76,26 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        reason = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
-        if len(scope["raw_path"]) + len(scope["query_string"]) > LONGEST_ADDRESS:
-            reason = 414, f"the address is longer than {LONGEST_ADDRESS:,} characters"
-        app = self.app if reason is None else JSONResponse({"error": reason[1]}, reason[0])
+        refusal = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
+        if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_ADDRESS:
+            refusal = 414, f"the address is longer than {MAX_ADDRESS:,} characters"
+        app = self.app if refusal is None else JSONResponse({"error": refusal[1]}, refusal[0])
         await app(scope, receive, send_guarded)
 
     def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
-        """The status and the reason, if there is one."""
+        """Return the status and the reason of a refusal; None if the request is allowed."""
         host = headers.get("host", "")
         if ANY not in self.hosts and without_port(host) not in self.hosts:
             return 400, f"this server is not called {host!r}: open it as {self.hosts[0]}"
-        if method in ("GET", "HEAD") and not path.startswith("/api/"):  # whose answers may take work
+        if method in ("GET", "HEAD") and not path.startswith("/api/"):  # only the API can start work
             return None
         site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
         if site not in ("same-origin", "none") or origin not in (None, f"http://{host}", f"https://{host}"):
-            return 403, "only the explorer's own page may ask this"
+            return 403, "only the explorer's page may send this request"
         return None
 
 
 def without_port(host: str) -> str:
-    """127.0.0.1:8321 → 127.0.0.1, [::1]:8321 → [::1]."""
+    """Remove the port of a Host header: 127.0.0.1:8321 gives 127.0.0.1, and [::1]:8321 gives [::1]."""
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdecimal() else host).lower()

@@ -1,7 +1,7 @@
-"""The pictures that were asked about, in the run's folder asked/: a PNG under a name made from its pixels.
+"""Keep the pictures that users add, in the run's folder asked/, each as a PNG file named by a hash of its pixels.
 
-A picture that the model drew for the question, or that came with a prompt, has a .json beside it that says so. Its
-features lie in a folder of their own, asked/features/NAME. All of it has bounds: the oldest picture goes first.
+If a picture was drawn from a seed or has a prompt, a .json file beside it has both. Its features are in the folder
+asked/features/NAME. The number of pictures and their bytes are limited: the oldest pictures are removed first.
 """
 
 import json
@@ -26,14 +26,14 @@ from dtrak.runs.run import Run
 
 FOLDER, FEATURES = "asked", "features"
 NAME = re.compile(r"[0-9a-f]{16}\.png")
-MADE = re.compile(r"manifest\.json|cost\.json|shard-\d+\.safetensors|embeddings-.*\.npy|\d{5}|\..*\.tmp")
-UNREADABLE = (DtrakError, OSError, ValueError, AttributeError)  # a picture, or the .json beside it
-MOST_PICTURES = 200  # that are kept
-MOST_BYTES = 256 << 20  # that they may take with their features
+FEATURE_FILES = re.compile(r"manifest\.json|cost\.json|shard-\d+\.safetensors|embeddings-.*\.npy|\d{5}|\..*\.tmp")
+UNREADABLE = (DtrakError, OSError, ValueError, AttributeError)  # errors for a damaged picture or .json file
+MAX_PICTURES = 200  # that are kept
+MAX_BYTES = 256 << 20  # of these pictures and their features
 
 
 def name_of(pixels: NDArray[np.uint8], prompt: str | None = None) -> str:
-    """What the file of a picture [H, W, C] is called; with another prompt it is another question."""
+    """Return the file name of a picture [H, W, C]; the same picture with another prompt has another name."""
     digest = blake2b(pixels.tobytes(), person=str(pixels.shape).encode()[:16], digest_size=8)
     if prompt is not None:
         digest.update(prompt.encode())
@@ -41,7 +41,7 @@ def name_of(pixels: NDArray[np.uint8], prompt: str | None = None) -> str:
 
 
 def keep(run: Run, pixels: NDArray[np.uint8], seed: int | None = None, prompt: str | None = None) -> Images:
-    """Keep a picture [H, W, C] of the run's shape, and where it came from; gives it as the only one of a set."""
+    """Write a picture [H, W, C] of the run's shape, its seed and its prompt; return it as a set of one image."""
     path = run.folder / FOLDER / name_of(pixels, prompt)
     about = {name: value for name, value in ((SEED, seed), (PROMPT, prompt)) if value is not None}
     if about:
@@ -52,9 +52,9 @@ def keep(run: Run, pixels: NDArray[np.uint8], seed: int | None = None, prompt: s
 
 
 def kept(run: Run) -> list[Images]:
-    """What was asked about before, the oldest first; each is a set of its own."""
+    """Return the pictures that were added before, the oldest first, each as a set of one image."""
     found = []
-    for path in _paths(run)[-MOST_PICTURES:]:
+    for path in _paths(run)[-MAX_PICTURES:]:
         try:
             found.append(_open(run, path))
         except UNREADABLE as error:
@@ -63,25 +63,25 @@ def kept(run: Run) -> list[Images]:
 
 
 def features_of(run: Run, id_: str) -> Path:
-    """The folder of all that is made of a picture."""
+    """Return the folder for the features of a picture."""
     return run.folder / FOLDER / FEATURES / Path(id_).stem
 
 
 def remove_oldest(run: Run, but: str) -> set[str]:
-    """Remove the oldest pictures beyond the bounds, `but` one, with all that was made of them; gives who is left."""
+    """Remove the oldest pictures above the limits, with their features, but never `but`; return the ids left."""
     paths = _paths(run)
     sizes = {path: sum(_size(one) for one in _all_of(run, path)) for path in paths}
     for path in paths:
-        if len(sizes) <= MOST_PICTURES and sum(sizes.values()) <= MOST_BYTES:
+        if len(sizes) <= MAX_PICTURES and sum(sizes.values()) <= MAX_BYTES:
             break
-        if path.name != but and _is_own(run, path):
+        if path.name != but and _is_made_here(run, path):
             _remove(run, path)
             del sizes[path]
     return {path.name for path in sizes}
 
 
 def _paths(run: Run) -> list[Path]:
-    """The pictures, the oldest first."""
+    """Return the paths of the pictures, the oldest first."""
     found = [path for path in (run.folder / FOLDER).glob("*.png") if NAME.fullmatch(path.name) and path.is_file()]
     ages = {}
     for path in found:
@@ -91,10 +91,10 @@ def _paths(run: Run) -> list[Path]:
 
 
 def _all_of(run: Run, path: Path) -> Iterator[Path]:
-    """Every file and folder that belongs to a picture, in the order in which a kill between two leaves no orphans."""
+    """Yield every file and folder of a picture; removed in this order, a kill in between leaves no lost features."""
     features = features_of(run, path.name)
     if features.is_dir() and not features.is_symlink():
-        yield from sorted(features.rglob("*"), reverse=True)  # what is in a folder before the folder
+        yield from sorted(features.rglob("*"), reverse=True)  # the content of a folder comes before the folder
         yield features
     yield from (path, path.with_suffix(".json"))
 
@@ -105,8 +105,8 @@ def _size(path: Path) -> int:
     return 0
 
 
-def _is_own(run: Run, path: Path) -> bool:
-    """Whether we made it: its name has to be that of its pixels."""
+def _is_made_here(run: Run, path: Path) -> bool:
+    """Tell whether the explorer wrote this picture: then its name is the hash of its pixels."""
     try:
         pixels = Picture(path.name, path).pixels(run.train_images.shape[0], None, None)
         return name_of(pixels, _kept_about(path).get(PROMPT)) == path.name
@@ -115,12 +115,12 @@ def _is_own(run: Run, path: Path) -> bool:
 
 
 def _remove(run: Run, path: Path) -> None:
-    """Remove a picture and what was made of it. What someone else put into its folders stays, and so do they."""
+    """Remove a picture and its features. Files that someone else put into its folders stay, and so do these folders."""
     for one in _all_of(run, path):
         with suppress(OSError):
             if one.is_dir() and not one.is_symlink():
-                one.rmdir()  # which fails unless it is empty
-            elif one.parent == path.parent or MADE.fullmatch(one.name):
+                one.rmdir()  # fails if it is not empty
+            elif one.parent == path.parent or FEATURE_FILES.fullmatch(one.name):
                 one.unlink()
 
 
@@ -129,11 +129,11 @@ def _open(run: Run, path: Path) -> Images:
     columns = {SEED: np.array([int(about[SEED])])} if SEED in about else {}
     columns |= {PROMPT: np.array([about[PROMPT]])} if PROMPT in about else {}
     image = replace(image, columns=columns) if about else image
-    _ = image.fingerprint  # is found and kept as long as the file is there
+    _ = image.fingerprint  # computed now and kept, as the file may be removed later
     return image
 
 
 def _kept_about(path: Path) -> dict[str, str]:
-    """Where a picture came from: its seed and its prompt, if it had them."""
+    """Return the seed and the prompt of a picture, if it has them."""
     about = path.with_suffix(".json")
     return {name: str(value) for name, value in json.loads(about.read_text()).items()} if about.exists() else {}

@@ -1,19 +1,21 @@
-// The page: reads the run, follows the address, and keeps method, pictures and damping in step with it.
+// The page: reads the run, shows the screen that the address names, and updates method, pictures and damping with it.
 
-import { askView } from "./ask.js";
+import { newPicture } from "./ask.js";
 import { count, element, plain, run } from "./parts.js";
 import { arrival, change, go, link, route, setDefaults } from "./route.js";
 import { get } from "./server.js";
-import { oneImage, onePicture, pictures, training } from "./views.js";
+import { oneImage, onePicture, pictures, training } from "./screens.js";
 
-const VIEWS = { pictures, picture: onePicture, training, image: oneImage, ask: askView };
-const TABS = [["pictures", "Pictures", ["pictures", "picture"]], ["training", "Training images", ["training", "image"]], ["ask", "Ask", ["ask"]]];
+const SCREENS = { pictures, picture: onePicture, training, image: oneImage, ask: newPicture };
+// A tab's screen, its text, and the screens for which it is marked.
+const TABS = [["pictures", "Pictures", ["pictures", "picture"]], ["training", "Training images", ["training", "image"]], ["ask", "New picture", ["ask"]]];
+const SET_LABELS = { asked: "added" }; // texts of sets that are not their names
 
-const [main, controls, methods, sets, slider, meaning, ticks, marks, problem, views] = ["main", "controls", "methods", "sets", "damping", "meaning", "ticks", "marks", "problem", "views"].map((id) => document.getElementById(id));
+const [main, scoring, methods, sets, slider, meaning, ticks, marks, problem, tabs] = ["main", "scoring", "methods", "sets", "damping", "meaning", "ticks", "marks", "problem", "tabs"].map((id) => document.getElementById(id));
 
-let shown = { key: null, view: null };
-let leaving = new AbortController(); // ends what the last view still waits for
-const places = new Map(); // how far each address was scrolled
+let shown = { key: null, screen: null };
+let leaving = new AbortController(); // aborts the requests of the last screen
+const scrolled = new Map(); // how far each address was scrolled
 
 function choices(fieldset, name, options, chosen) {
   const list = options.map(({ value, text, hint }) => element("label", { title: hint },
@@ -23,27 +25,27 @@ function choices(fieldset, name, options, chosen) {
   fieldset.hidden = options.length < 2;
 }
 
-// A picture belongs to its set: another set begins with all its pictures.
+// A picture belongs to its set, so that another set is shown with the list of its pictures.
 function choose(name, value) {
-  if (name === "set" && route().view === "picture") go(link("pictures", "", { set: value }));
+  if (name === "set" && route().screen === "picture") go(link("pictures", "", { set: value }));
   else change({ [name]: value, page: "" });
 }
 
 async function show() {
   const here = route();
-  const key = `${here.view}/${here.id}${here.view === "picture" ? here.set : ""}`;
+  const key = `${here.screen}/${here.id}${here.screen === "picture" ? here.set : ""}`;
   const isNew = key !== shown.key;
   leaving.abort();
   leaving = new AbortController();
   const { signal } = leaving;
   problem.hidden = true;
   if (isNew) {
-    shown = { key, view: (VIEWS[here.view] ?? pictures)() };
-    main.replaceChildren(shown.view.node);
+    shown = { key, screen: (SCREENS[here.screen] ?? pictures)() };
+    main.replaceChildren(shown.screen.node);
   }
-  follow(here);
-  main.classList.add("stale"); // if it takes its time, what is still shown looks like it
-  const updating = Promise.all([shown.view.update(here, signal), here.view !== "ask" && updateDamping(here, signal)]);
+  updateForm(here);
+  main.classList.add("stale"); // while the update takes long, the old content is pale
+  const updating = Promise.all([shown.screen.update(here, signal), here.screen !== "ask" && updateDamping(here, signal)]);
   const cameBack = isNew && arrival.by !== "link";
   if (isNew && arrival.by === "link") arrive();
   try {
@@ -54,26 +56,26 @@ async function show() {
     problem.textContent = error.message;
     problem.hidden = false;
   }
-  if (cameBack && !signal.aborted) scrollTo(0, places.get(location.hash) ?? scrollY);
+  if (cameBack && !signal.aborted) scrollTo(0, scrolled.get(location.hash) ?? scrollY);
 }
 
-// Bring the controls in step with the address.
-function follow(here) {
-  views.replaceChildren(...TABS.map(([view, text, own]) =>
-    element("a", { href: link(view), "aria-current": own.includes(here.view) ? "page" : undefined }, text)));
+// Update the tabs and the form to what the address says.
+function updateForm(here) {
+  tabs.replaceChildren(...TABS.map(([screen, text, marked]) =>
+    element("a", { href: link(screen), "aria-current": marked.includes(here.screen) ? "page" : undefined }, text)));
   for (const [fieldset, value] of [[methods, here.method], [sets, here.set]]) {
     for (const input of fieldset.querySelectorAll("input")) input.checked = input.value === value;
   }
-  controls.hidden = here.view === "ask"; // which all methods answer
+  scoring.hidden = here.screen === "ask"; // a new picture is scored by all methods
   document.title = `${here.id || "Explorer"} · ${run.name}`;
 }
 
 async function updateDamping(here, signal) {
   const damped = run.methods.find((one) => one.name === here.method)?.damped ?? false;
   slider.disabled = !damped;
-  controls.classList.toggle("undamped", !damped);
+  scoring.classList.toggle("undamped", !damped);
   if (!damped) {
-    meaning.textContent = `${here.method} has none`;
+    meaning.textContent = `${here.method} has no damping`;
     ticks.replaceChildren();
     marks.replaceChildren();
     return;
@@ -103,14 +105,14 @@ function tick(relative) {
   return made;
 }
 
-// A view that a link leads to has the focus and begins at its top; one that we come back to is where it was.
+// A screen that is opened by a link gets the focus and starts at its top; going back restores how far it was scrolled.
 function arrive() {
   main.querySelector("h2")?.focus({ preventScroll: true });
   scrollTo(0, Math.min(scrollY, main.getBoundingClientRect().top + scrollY - 16));
   arrival.by = "";
 }
 
-// Only the newest change counts: while one is being shown, those between are dropped.
+// Show the newest change only: changes that arrive while one is being shown are skipped, except the last.
 let pending = false;
 let busy = false;
 async function refresh() {
@@ -132,19 +134,19 @@ async function start() {
   document.body.classList.toggle("pixelated", run.pixelated);
   const here = route();
   choices(methods, "method", run.methods.map((one) => ({ value: one.name, text: one.name, hint: one.summary })), here.method);
-  choices(sets, "set", run.sets.map((one) => ({ value: one.name, text: one.name, hint: one.title })), here.set);
+  choices(sets, "set", run.sets.map((one) => ({ value: one.name, text: SET_LABELS[one.name] ?? one.name, hint: one.title })), here.set);
   history.scrollRestoration = "manual";
   slider.addEventListener("input", () => change({ damping: String(Number((10 ** slider.value).toPrecision(3))) }));
-  controls.addEventListener("submit", (event) => event.preventDefault());
+  scoring.addEventListener("submit", (event) => event.preventDefault());
   addEventListener("changed", ({ detail }) => ("damping" in detail ? refresh() : show()));
   addEventListener("hashchange", () => show());
   addEventListener("click", (event) => {
     if (event.target.closest("a[href^='#']")) {
-      places.set(location.hash, scrollY);
+      scrolled.set(location.hash, scrollY);
       arrival.by = "link";
     }
   });
-  for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault()); // a picture dropped amiss must not take the page's place
+  for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault()); // or the browser would open a picture that is dropped beside the field
   document.getElementById("skip").addEventListener("click", (event) => {
     event.preventDefault();
     event.stopPropagation();

@@ -1,10 +1,10 @@
-// What the page is built from: elements, numbers, tiles of images, rows of matches, charts of credit.
+// The parts that screens are built from: elements, numbers, tiles of images, rows of matches, charts of credit.
 
 import { link } from "./route.js";
 
-export const run = {}; // what the server said of the run
+export const run = {}; // the server's description of the run
 
-// element("a", { href: "#x", class: "tile" }, "text", otherElement)
+// Make an element: element("a", { href: "#x", class: "tile" }, "text", otherElement)
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -16,7 +16,7 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
-// Three digits with a sign: +0.123, −1.23×10⁻⁵.
+// Write a number with three digits and a sign: +0.123, −1.23×10⁻⁵.
 export function number(value) {
   const sign = value < 0 ? "−" : "+";
   const size = Math.abs(value);
@@ -34,7 +34,7 @@ export const count = (value) => value.toLocaleString("en");
 
 const SHOWN_FIRST = ["label", "artist", "seed"];
 
-// The columns in a few words, those that matter most first.
+// Write the columns of an image in a few words, the most important first.
 export function described(columns) {
   const names = [...SHOWN_FIRST.filter((name) => name in columns), ...Object.keys(columns).filter((name) => !SHOWN_FIRST.includes(name))];
   return names.filter((name) => columns[name] !== null).map((name) => `${name} ${columns[name]}`);
@@ -52,13 +52,13 @@ export function picture(where, item, what, size = "small") {
   });
 }
 
-// What an image is called in few words: a drawn picture by its seed, an upload by the beginning of its content's name.
+// Return a short name of an image: the seed of a drawn picture, the first letters of an upload's name, or the id.
 export function name(where, item) {
   if (where !== "train" && item.columns.seed !== undefined) return `seed ${item.columns.seed}`;
   return where === "asked" ? `upload ${item.id.slice(0, 6)}` : item.id;
 }
 
-// What else is worth a line below a small image; the rest is told on hovering.
+// Return the lines below a small image; its other columns are shown on hover.
 function lines({ columns }) {
   const known = ["label", "artist"].filter((column) => (columns[column] ?? null) !== null);
   return known.map((column) => element("span", { class: "quiet" }, typeof columns[column] === "number" ? `${column} ${columns[column]}` : columns[column]));
@@ -80,7 +80,7 @@ export function tiles(where, items) {
         ...lines(item))))));
 }
 
-// Proponents or opponents, with bars relative to the strongest of both.
+// Show proponents or opponents, with bars relative to the strongest of both.
 export function matches(kind, title, where, items, strongest, none) {
   const sign = element("span", { "aria-hidden": "true", class: "sign" }, kind === "proponents" ? "▲" : "▼");
   const list = element("ol", {}, ...items.map((item) => {
@@ -99,7 +99,7 @@ export function matches(kind, title, where, items, strongest, none) {
     items.length ? list : element("p", { class: "none" }, none));
 }
 
-// Each group's share of the positive scores; the upright mark is its share of the training images.
+// Show each group's share of the positive scores; the vertical mark is its share of the training images.
 export function credit(column, groups) {
   const end = Math.max(...groups.map((one) => Math.max(one.share, one.of_training))) || 1;
   const percent = (share) => `${(100 * share).toFixed(1)}%`;
@@ -115,7 +115,7 @@ export function credit(column, groups) {
   });
   return element("section", { class: "credit" },
     element("h3", {}, `Credit by ${column}`),
-    element("p", { class: "quiet" }, `Each ${column}’s share of all positive scores. The upright mark is its share of the training images.`),
+    element("p", { class: "quiet" }, `Each ${column}’s share of all positive scores. The vertical mark is its share of the training images.`),
     element("table", {},
       element("thead", { class: "unseen" }, element("tr", {}, ...[column, "chart", "share"].map((text) => element("th", { scope: "col" }, text)))),
       element("tbody", {}, ...rows)));
@@ -133,23 +133,23 @@ export function pager(found, go) {
 
 const work = Object.fromEntries(["work", "work-title", "work-stage", "work-bar", "live"].map((id) => [id, document.getElementById(id)]));
 
-// How far a question is; null when it has ended.
-export function showWork(question) {
-  work.work.hidden = question === null;
-  if (question === null) {
+// Show the progress of work on the server; null hides it.
+export function showWork(item) {
+  work.work.hidden = item === null;
+  if (item === null) {
     work.live.textContent = "";
     return;
   }
-  const waits = question.state === "waiting";
-  const title = waits ? "Waiting" : `Working on ${question.title}`;
+  const waits = item.state === "waiting";
+  const title = waits ? "Waiting" : `Working on ${item.title}`;
   if (work["work-title"].textContent !== title || !work.live.textContent) work.live.textContent = title;
   work["work-title"].textContent = title;
-  work["work-stage"].textContent = waits ? `for ${question.ahead === 1 ? "one question" : `${question.ahead} questions`} before this one` : stage(question);
-  if (!waits && question.total > 1) {
-    work["work-bar"].max = question.total;
-    work["work-bar"].value = question.done;
+  work["work-stage"].textContent = waits ? `for ${item.ahead === 1 ? "one computation" : `${item.ahead} computations`} before this one` : stage(item);
+  if (!waits && item.total > 1) {
+    work["work-bar"].max = item.total;
+    work["work-bar"].value = item.done;
   } else {
-    work["work-bar"].removeAttribute("value"); // it cannot say how long
+    work["work-bar"].removeAttribute("value"); // the remaining time is unknown
   }
 }
 

@@ -1,4 +1,4 @@
-// Where we are, as the address has it: #view/id?set=…&method=…&damping=… . What is as it was at first is left out.
+// Read and change the address: #screen/id?set=…&method=…&damping=… . Parameters with their default values are left out.
 
 let defaults = {};
 
@@ -8,26 +8,26 @@ export function setDefaults(values) {
 
 export function route() {
   const [path, query] = splitOnce(location.hash.slice(1) || "pictures", "?");
-  const [view, id] = splitOnce(path, "/");
-  return { view, id: safelyDecoded(id), ...defaults, ...Object.fromEntries(new URLSearchParams(query)) };
+  const [screen, id] = splitOnce(path, "/");
+  return { screen, id: safelyDecoded(id), ...defaults, ...Object.fromEntries(new URLSearchParams(query)) };
 }
 
-// The address of another place, with the same set, method and damping unless `changes` says otherwise.
-export function link(view, id = "", changes = {}) {
+// Return the address of another screen, with the same set, method and damping unless `changes` has others.
+export function link(screen, id = "", changes = {}) {
   const { set, method, damping } = route();
   const kept = Object.entries({ set, method, damping, ...changes });
   const query = new URLSearchParams(kept.filter(([name, value]) => value !== "" && value !== defaults[name]));
-  return `#${view}${id === "" ? "" : `/${encodeURIComponent(id)}`}${query.size ? `?${query}` : ""}`;
+  return `#${screen}${id === "" ? "" : `/${encodeURIComponent(id)}`}${query.size ? `?${query}` : ""}`;
 }
 
-// The same place with something changed, without a new step in the history.
+// Change parameters of the address, without a new entry in the browser's history.
 export function change(changes) {
-  const { view, id, ...rest } = route();
-  history.replaceState(null, "", link(view, id, { ...rest, ...changes }));
+  const { screen, id, ...rest } = route();
+  history.replaceState(null, "", link(screen, id, { ...rest, ...changes }));
   dispatchEvent(new CustomEvent("changed", { detail: changes }));
 }
 
-// Another place, as a link would lead there.
+// Open another address, as a link would.
 export const arrival = { by: "" };
 export function go(hash) {
   arrival.by = "link";

@@ -1,7 +1,7 @@
-"""What the explorer has scored: by every method, of every set of pictures, ready for any λ.
+"""Prepare and keep the scores of sets of pictures by several methods, for any λ.
 
-One picture for all training images is one product of matrices, and so are one training image for all pictures and the
-sum over pictures (`attribution/scoring.py`). Kernels stay in memory; the work is done once.
+When a set is prepared, one matrix product gives the scores of one picture for all training images, of one training
+image for all pictures, or the sum over pictures (`attribution/scoring.py`). The kernels stay in memory.
 """
 
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from dtrak.kernels.damping import Damping
 from dtrak.kernels.preconditioner import EVERY, Array, effective_dimension
 from dtrak.methods import Method
 
-Scored = DampedScores | FixedScores  # of some queries by one method
+Scored = DampedScores | FixedScores  # the scores of some queries by one method
 
 
 class Scorer:
-    """The scores of any queries by some methods. `prepare` is for one thread; what it has made, many may read."""
+    """Scores queries by several methods. Only one thread may call `prepare`; the other methods are for any thread."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.kernels: dict[str, list[TrainingKernel]] = {}  # by method, the same whatever the queries
+        self.kernels: dict[str, list[TrainingKernel]] = {}  # by method; they do not depend on the queries
         self.known: dict[tuple[str, str], Scored | UsageError] = {}  # by the queries' fingerprint and the method
 
     def scored(self, queries: Images, method: Method) -> Scored | UsageError | None:
-        """None if it is not prepared; an error if the method has no answer about these queries."""
+        """Return the scores; None if they are not prepared, and an error if the method cannot score these queries."""
         return self.known.get((queries.fingerprint, method.name))
 
     def prepare(self, queries: Images, method: Method, folder: Path | None = None) -> None:
-        """Make what the scores of these queries come from, or read it from the store, which may be a `folder` apart."""
+        """Compute the features and scores of these queries, or read them; `folder` replaces the task's folder."""
         if self.scored(queries, method) is None:
             try:
                 self.known[queries.fingerprint, method.name] = self._score(queries, method, folder)
@@ -50,23 +50,23 @@ class Scorer:
         method.source.check(task)
         if not method.damped:
             (values,) = scores_for(task, method, [Damping()])
-            refuse_not_finite(values, method.name, queries.ids, task.train.ids, "cannot answer")
+            refuse_not_finite(values, method.name, queries.ids, task.train.ids, "cannot score")
             return FixedScores(values)
         scored = DampedScores.of(task, method, self.kernels.get(method.name, ()))
-        for kernel in scored.kernels:  # so that many may read the λ of each rule
+        for kernel in scored.kernels:
             for rule in _rules(scored.kernels[0]):
-                kernel.absolute(Damping.parse(rule))
+                kernel.absolute(Damping.parse(rule))  # computes λ now and keeps it, so that threads only read it
         self.kernels[method.name] = scored.kernels
         return scored
 
     def self_influence(self, method: Method, damping: Damping, train: slice = EVERY) -> Array:
-        """τ(x^n)_n of every training image, or of some, [N]."""
+        """Return the self-influence τ(x^n)_n of all training images, or of some, [N]."""
         if not method.tells_self_influence:
-            raise UsageError(f"{method.name} does not tell what a training image does for itself: trak and d-trak do")
+            raise UsageError(f"{method.name} has no self-influence: trak and d-trak have one")
         return self_influence(self.kernels[method.name], damping, train)
 
     def scale(self, method: Method, damping: Damping) -> "Scale":
-        """What a damping means for the method's first model."""
+        """Describe a damping for the kernel of the method's first model."""
         first = self.kernels[method.name][0]
         return Scale(
             relative=first.relative(damping),
@@ -78,14 +78,14 @@ class Scorer:
 
 @dataclass(frozen=True)
 class Scale:
-    """A λ as a fraction of the mean eigenvalue, how many directions it keeps of how many, and the rules beside it."""
+    """A damping λ on the scale of the page's slider."""
 
-    relative: float
-    dimension: float
-    rank: int
-    rules: dict[str, float]
+    relative: float  # λ ÷ the mean eigenvalue
+    dimension: float  # the effective dimension: how many directions λ keeps
+    rank: int  # the number of all directions
+    rules: dict[str, float]  # the λ of each rule, ÷ the mean eigenvalue
 
 
 def _rules(first: TrainingKernel) -> list[str]:
-    """The rules for λ that can be followed: `auto` needs the features of another objective."""
+    """Return the rules for λ that this kernel can use: `auto` needs the features of another objective."""
     return ["auto", "spectrum"] if first.automatic is not None else ["spectrum"]

@@ -1,45 +1,46 @@
-// Talking to the server. What is not ready yet is waited for, and how far it is shown.
+// Send requests to the server. If a result is not ready, wait for it and show the progress.
 
 import { showWork } from "./parts.js";
 
 const POLL = 300; // milliseconds
-const TRIES = 6; // where the server has too much to do
+const TRIES = 6; // while the server is too busy
 
 export async function get(path, parameters = {}, signal = undefined) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== undefined && value !== ""));
   for (;;) {
-    const response = await patiently(() => fetch(`${path}?${query}`, { signal }));
-    const body = await understood(response);
+    const response = await withRetries(() => fetch(`${path}?${query}`, { signal }));
+    const body = await parsed(response);
     if (response.status !== 202) return body;
     await finished(body.question, signal);
   }
 }
 
 export async function ask(form, signal) {
-  const body = await understood(await fetch("api/ask", { method: "POST", body: form, signal }));
+  const body = await parsed(await fetch("api/ask", { method: "POST", body: form, signal }));
   return finished(body.question, signal);
 }
 
-let followed = 0; // questions
+let followed = 0; // how many items of work are being followed
 
-// Follow a question to its end; gives what it has made.
-async function finished(question, signal) {
+// Follow work on the server to its end, and return its result.
+async function finished(item, signal) {
   followed += 1;
   try {
-    while (question.state === "waiting" || question.state === "working") {
-      showWork(question);
+    while (item.state === "waiting" || item.state === "working") {
+      showWork(item);
       await pause(POLL, signal);
-      question = (await understood(await patiently(() => fetch(`api/questions/${question.id}`, { signal })))).question;
+      item = (await parsed(await withRetries(() => fetch(`api/questions/${item.id}`, { signal })))).question;
     }
   } finally {
     followed -= 1;
     if (!followed) showWork(null);
   }
-  if (question.state === "failed") throw new Error(question.error);
-  return question.result;
+  if (item.state === "failed") throw new Error(item.error);
+  return item.result;
 }
 
-async function understood(response) {
+// Return the JSON of a response; throw the server's error message if it refused the request.
+async function parsed(response) {
   const text = await response.text();
   let body;
   try {
@@ -51,7 +52,8 @@ async function understood(response) {
   return body;
 }
 
-async function patiently(request) {
+// Send a request, and try again while the server is too busy.
+async function withRetries(request) {
   for (let tried = 1; ; tried += 1) {
     let response;
     try {

@@ -1,4 +1,4 @@
-"""How the explorer starts and ends."""
+"""Start the explorer's web server, and end it."""
 
 import socket
 import threading
@@ -11,7 +11,7 @@ from dtrak.explorer.address import is_loopback
 from dtrak.explorer.app import Explorer
 from dtrak.explorer.exploration import Exploration
 from dtrak.explorer.guard import ANY
-from dtrak.explorer.protocol import PunctualProtocol
+from dtrak.explorer.protocol import TimeLimitedProtocol
 from dtrak.printing import output
 from dtrak.sigterm import exit_now
 
@@ -19,20 +19,20 @@ SECONDS_TO_END = 3
 
 
 def serve(exploration: Exploration, host: str, listening: socket.socket, open_browser: bool) -> None:
-    """Answer requests until Ctrl-C."""
+    """Serve requests until Ctrl-C."""
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listening.getsockname()[1]}/"
     local = is_loopback(host)
     exploration.prepare_first()
     output.print(f"The explorer: {address} (Ctrl-C ends it)", markup=False)
     if not local:
-        output.print(f"Everyone who can reach {host} can look at this run and ask about pictures.", markup=False)
+        output.print(f"Everyone who can reach {host} can see this run and add pictures to it.", markup=False)
     if open_browser:
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
     hosts = ["127.0.0.1", "localhost", "[::1]", name.lower()] if local else [ANY]
     config = uvicorn.Config(
         Explorer(exploration).app(hosts),
-        http=PunctualProtocol,
+        http=TimeLimitedProtocol,
         ws="none",
         timeout_graceful_shutdown=SECONDS_TO_END,
         log_level="error",
@@ -41,8 +41,8 @@ def serve(exploration: Exploration, host: str, listening: socket.socket, open_br
         lifespan="off",
     )
     try:
-        with suppress(KeyboardInterrupt):  # the way to end it
+        with suppress(KeyboardInterrupt):  # users end the server by Ctrl-C
             uvicorn.Server(config).run(sockets=[listening])
     finally:
-        if not exploration.questions.close():
-            exit_now(0)  # in the midst of a long computation
+        if not exploration.queue.close():
+            exit_now(0)  # ends the process although a long computation is running

@@ -1,7 +1,7 @@
-"""The page that answers the question, as one self-contained HTML file, from whatever the run has.
+"""Write a run's report: one HTML file that shows everything the run has, and needs no other file.
 
-Each section of the page has a file here that says what it shows and a template that says how; a section appears only
-if the run has what it is about. No picture is embedded twice, and all of them together stay within a budget.
+Each section of the page has a module here, which collects its content, and a template, which lays it out. A section
+appears only if the run has its content. Each picture is embedded once, and all of them stay within a budget of bytes.
 """
 
 from collections.abc import Iterable
@@ -20,9 +20,9 @@ from dtrak.report.credit import charts
 from dtrak.report.curves import damping_curve, setting_curves
 from dtrak.report.overview import facts, trust
 from dtrak.report.plots import plain_value, plot
-from dtrak.report.proponents import answers
+from dtrak.report.proponents import query_section
 from dtrak.report.selfinfluence import self_influences
-from dtrak.report.thumbnails import SMALL, Shown, embedded
+from dtrak.report.thumbnails import SMALL, ShownPicture, embedded
 from dtrak.runs.run import Run
 
 TRAIN_SIDE = 128  # larger training images are embedded at this size
@@ -31,17 +31,17 @@ __all__ = ["write_report"]
 
 
 def write_report(run: Run) -> Path:
-    """Write report.html into the run's folder, from its scores, what was measured of them, and their images."""
-    made_by, path = run.folder / "attribution.json", run.folder / "scores.npz"
-    if not path.exists() or not made_by.exists():
+    """Write report.html into the run's folder, from its images, scores and evaluations; return its path."""
+    attribution, path = run.folder / "attribution.json", run.folder / "scores.npz"
+    if not path.exists() or not attribution.exists():
         raise UsageError(f"{run.folder} has no scores yet: `dtrak attribute {run.folder}` makes them")
     settings = run.read_attribution()
     if settings is None:
         raise UsageError(
-            f"{made_by} does not say how the scores were made: `dtrak attribute {run.folder}` makes both again"
+            f"{attribution} does not say how the scores were made: `dtrak attribute {run.folder}` makes both again"
         )
     scores = _scores(run, path)
-    one = next(iter(scores.values()))  # they are all of the same images
+    one = next(iter(scores.values()))  # all methods have scores of the same images
     pictures = run.query_images(run.located(settings["queries"]))
     train = run.train_images.select(run.train_images.positions(one.train_ids, str(path)))
     if settings.get("fingerprints", [])[1:3] not in ([], [run.train_images.fingerprint, pictures.fingerprint]):
@@ -49,13 +49,14 @@ def write_report(run: Run) -> Path:
             f"{run.folder}: its scores are of other images than it has now: run `dtrak attribute {run.folder}` again"
         )
 
-    answered = answers(scores, pictures.select(pictures.positions(one.query_ids, str(path))))
-    own = self_influences(scores)
+    shown_queries = query_section(scores, pictures.select(pictures.positions(one.query_ids, str(path))))
+    self_influence = self_influences(scores)
     counterfactuals = read_counterfactuals(run.folder)
     measured = nearest(read_comparisons(run.folder), settings)
     over_damping = damping_curve(measured)
     curves = [*([over_damping] if over_damping else []), *setting_curves(measured)]
-    shown = answered.shown | _training_images(train, answered.train_positions.union(*(o.train_positions for o in own)))
+    positions = shown_queries.train_positions.union(*(of_method.train_positions for of_method in self_influence))
+    shown = shown_queries.shown | _training_images(train, positions)
     for counterfactual in counterfactuals:
         shown |= counterfactual.shown
 
@@ -68,9 +69,9 @@ def write_report(run: Run) -> Path:
             facts=facts(run, settings, one),
             trust=trust(measured, settings),
             methods=list(scores),
-            answers=answered,
-            charts=charts(scores, len(answered.queries)),
-            self_influences=own,
+            shown_queries=shown_queries,
+            charts=charts(scores, len(shown_queries.queries)),
+            self_influences=self_influence,
             counterfactuals=counterfactuals,
             plots=[plot(curve) for curve in curves],
             album=embedded(shown),
@@ -91,9 +92,9 @@ def _scores(run: Run, path: Path) -> dict[str, Scores]:
         raise UsageError(f"{error}: `dtrak attribute {run.folder}` makes them again") from error
 
 
-def _training_images(train: Images, positions: Iterable[int]) -> dict[str, Shown]:
-    """By position: t0, t1, …"""
-    return {f"t{position}": Shown.of(train, position, TRAIN_SIDE) for position in sorted(positions)}
+def _training_images(train: Images, positions: Iterable[int]) -> dict[str, ShownPicture]:
+    """Return the training images at these positions, named t0, t1, … by their position."""
+    return {f"t{position}": ShownPicture.of(train, position, TRAIN_SIDE) for position in sorted(positions)}
 
 
 def _environment() -> Environment:

@@ -1,4 +1,4 @@
-// Selects of which each shows one block of its section: data-blocks="x" those with data-x of the chosen value.
+// A select with data-blocks="x" shows only those blocks of its section whose attribute data-x has the chosen value.
 for (const select of document.querySelectorAll("select[data-blocks]")) {
   const blocks = select.closest("section").querySelectorAll(`[data-${select.dataset.blocks}]`);
   const attribute = `data-${select.dataset.blocks}`;

@@ -1,6 +1,6 @@
-"""What was measured of the run's scores: the LDS of each method, from the files that `dtrak evaluate lds` leaves.
+"""Read the LDS of each method from the files that `dtrak evaluate lds` writes.
 
-RUN/lds/ has a file for each comparison, RUN/lds.json is the last one. Those with the same settings are one.
+RUN/lds/ has a file for each comparison; RUN/lds.json is the last one. Comparisons with the same settings are merged.
 """
 
 import json
@@ -11,61 +11,74 @@ from typing import Any
 
 from dtrak.errors import DtrakError
 
-# What decides, beside the method, which scores come out.
-DECIDING = ("objective", "timesteps", "draws", "noise", "projection", "projection_dim", "parameters", "seed", "damping")
+# The settings that change a method's scores.
+SCORE_SETTINGS = (
+    "objective",
+    "timesteps",
+    "draws",
+    "noise",
+    "projection",
+    "projection_dim",
+    "parameters",
+    "seed",
+    "damping",
+)
 
 
 @dataclass(frozen=True)
-class LDSOf:
+class MethodLDS:
     """The LDS of one method, in percent."""
 
     lds: float
     std: float  # of a bootstrap over subsets
-    low: float  # the 95% interval
+    low: float  # of the 95% interval
     high: float
     damping: float | None  # ÷ the mean eigenvalue
-    curve: list[tuple[float, float]]  # of LDS over damping, where several were tried
+    curve: list[tuple[float, float]]  # (damping, LDS), if several dampings were tried
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Methods that were measured in the same way."""
+class Measurement:
+    """The LDS of several methods, measured with the same settings."""
 
-    methods: dict[str, LDSOf]
+    methods: dict[str, MethodLDS]
     ceiling: float | None
     queries: int
     subsets: int
-    note: str  # how the damping came about
-    settings: Mapping[str, Any]  # empty if they were not kept
+    note: str  # how the damping was found
+    settings: Mapping[str, Any]  # empty if the file does not have them
 
     def differences(self, attribution: Mapping[str, Any]) -> list[str]:
-        """In which settings these scores were made otherwise than those of the run's attribution."""
+        """Describe each setting in which these scores differ from those of the run's attribution."""
         return [
-            f"{_name(setting)} {_said(self.settings[setting])}, not {_said(attribution[setting])}"
-            for setting in DECIDING
+            f"{_name(setting)} {_described(self.settings[setting])}, not {_described(attribution[setting])}"
+            for setting in SCORE_SETTINGS
             if setting in self.settings
             and setting in attribution
             and str(self.settings[setting]) != str(attribution[setting])
         ]
 
 
-def read_comparisons(folder: Path) -> list[Measured]:
-    """Of a run's folder, the latest first."""
+def read_comparisons(folder: Path) -> list[Measurement]:
+    """Read the comparisons of a run's folder, the latest first."""
     paths = sorted((folder / "lds").glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     last = folder / "lds.json"
-    found: dict[str, Measured] = {}
+    found: dict[str, Measurement] = {}
     for path in [*paths, *([last] if last.exists() else [])]:
         one = _read(path)
-        same = json.dumps([one.settings, one.queries, one.subsets], sort_keys=True)
-        earlier = found.pop(same, one)
-        found[same] = replace(one, methods=earlier.methods | one.methods)
+        key = json.dumps([one.settings, one.queries, one.subsets], sort_keys=True)
+        earlier = found.pop(key, one)
+        found[key] = replace(one, methods=earlier.methods | one.methods)
     return list(found.values())[::-1]
 
 
-def nearest(measured: list[Measured], attribution: Mapping[str, Any]) -> list[Measured]:
-    """Those first whose settings could be the attribution's; then the unknown ones, then those that differ least."""
+def nearest(measured: list[Measurement], attribution: Mapping[str, Any]) -> list[Measurement]:
+    """Sort measurements by how near their settings are to the attribution's.
 
-    def distance(one: Measured) -> tuple[int, bool, bool]:
+    First come those without a difference, then those with unknown settings, then those with more and more differences.
+    """
+
+    def distance(one: Measurement) -> tuple[int, bool, bool]:
         differing = len(one.differences(attribution))
         damped_alike = str(one.settings.get("damping")) == str(attribution.get("damping"))
         same_queries = str(one.settings.get("queries")) in str(attribution.get("queries"))
@@ -74,11 +87,11 @@ def nearest(measured: list[Measured], attribution: Mapping[str, Any]) -> list[Me
     return sorted(measured, key=distance)
 
 
-def _read(path: Path) -> Measured:
+def _read(path: Path) -> Measurement:
     try:
         content = json.loads(path.read_text())
         methods = {
-            name: LDSOf(
+            name: MethodLDS(
                 lds=float(found["lds"]),
                 std=float(found["bootstrap_std"]),
                 low=float(found["interval"][0]),
@@ -90,7 +103,7 @@ def _read(path: Path) -> Measured:
         }
         counts = int(content["queries"]), int(content["subsets"])
         settings = dict(content.get("settings", {}))
-        return Measured(methods, _number(content["ceiling"]), *counts, str(content["note"]), settings)
+        return Measurement(methods, _number(content["ceiling"]), *counts, str(content["note"]), settings)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DtrakError(f"{path} is not what `dtrak evaluate lds` writes: {error!r}") from error
 
@@ -103,5 +116,5 @@ def _name(setting: str) -> str:
     return setting.replace("projection_dim", "dimensions").replace("_", " ")
 
 
-def _said(value: Any) -> str:
-    return "its own" if value is None else str(value)
+def _described(value: Any) -> str:
+    return "the default" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Counterfactuals: each original beside what models draw that were trained without its strongest images."""
+"""The section on counterfactuals: originals beside the pictures of models trained without their strongest images."""
 
 import json
 from dataclasses import dataclass
@@ -10,74 +10,78 @@ from matplotlib.cbook import boxplot_stats
 from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError
-from dtrak.report.thumbnails import Shown
+from dtrak.report.thumbnails import ShownPicture
 
-PICTURES = 60  # originals shown, at most
+MAX_ORIGINALS = 60  # that are shown
 SIDE = 128  # larger pictures are embedded at this size
-WHISKER = 1.5  # boxes' lengths, that a whisker reaches at most
+WHISKER = 1.5  # the greatest length of a whisker, in lengths of the box
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Box:
-    """How one method's values are spread: quartiles, and the farthest values within WHISKER boxes of them."""
+    """One box of a boxplot: a method's quartiles, and the ends of the whiskers, at most WHISKER boxes from them."""
 
     method: str
-    low: float
-    first: float
+    low: float  # the end of the lower whisker
+    first: float  # quartile
     median: float
-    third: float
-    high: float
+    third: float  # quartile
+    high: float  # the end of the upper whisker
     values: list[float]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One measure of distance, the boxes of all methods on one scale."""
+    """A boxplot of one distance, with a box for each method."""
 
     title: str
-    better: str  # in which direction the scores are better
-    digits: int
+    better: str  # the direction in which scores are better
+    digits: int  # after the point
     boxes: list[Box]
-    start: float
+    start: float  # of the scale
     end: float
 
     def percent(self, value: float) -> float:
-        """Where a value stands on the scale."""
+        """Return the position of a value on the scale, in percent of its length."""
         return 100 * (value - self.start) / (self.end - self.start)
 
 
 @dataclass(frozen=True)
 class Redrawn:
+    """A picture that was drawn without one method's strongest images, and its distances to the original."""
+
     method: str
-    picture: str  # its name among the shown
+    picture: str  # its name in `Counterfactual.shown`
     l2: float
     cosine: float
 
 
 @dataclass(frozen=True)
 class Original:
+    """An original picture, and how it was drawn again for each method."""
+
     id: str
-    picture: str
+    picture: str  # its name in `Counterfactual.shown`
     redrawn: list[Redrawn]
 
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """At one step of the trajectory; None is its end."""
+    """The content of the section for one timestep of the trajectory."""
 
-    step: int | None
+    step: int | None  # None is the end of the trajectory, the finished picture
     train: int
     removed: int
     queries: int
     panels: list[Panel]
     originals: list[Original]
-    shown: dict[str, Shown]
+    shown: dict[str, ShownPicture]
 
 
 def read_counterfactuals(folder: Path) -> list[Counterfactual]:
-    """Of a run's folder: the finished pictures first, then the steps of the trajectory from its end."""
+    """Read a run's counterfactuals: those of the finished pictures first, then the smallest timestep first."""
     home = folder / "counterfactual"
     paths = [home / "counterfactual.json", *home.glob("step-*/counterfactual.json")]
     found = [_read(path) for path in paths if path.exists()]
@@ -89,12 +93,13 @@ def _read(path: Path) -> Counterfactual:
         content = json.loads(path.read_text())
         with np.load(path.with_name("pictures.npz"), allow_pickle=False) as file:
             arrays = dict(file)
-        return _laid_out(content, arrays)
-    except Exception as error:  # on damaged files, zip and numpy raise a dozen kinds
+        return _counterfactual(content, arrays)
+    except Exception as error:  # zip and numpy raise many kinds of errors for damaged files
         raise DtrakError(f"{path.parent} is not what `dtrak evaluate counterfactual` writes: {error!r}") from error
 
 
-def _laid_out(content: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Counterfactual:
+def _counterfactual(content: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Counterfactual:
+    """Collect the section's content from counterfactual.json and pictures.npz."""
     methods: list[str] = arrays["methods"].tolist()
     values = {
         (measure, method): np.array(content["methods"][method][measure]["per_query"])
@@ -102,15 +107,15 @@ def _laid_out(content: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Count
         for method in methods
     }
     prefix = "c" if content["step"] is None else f"c{content['step']}-"
-    ids = arrays["ids"].tolist()[:PICTURES]
-    shown: dict[str, Shown] = {}
+    ids = arrays["ids"].tolist()[:MAX_ORIGINALS]
+    shown: dict[str, ShownPicture] = {}
     originals = []
     for q, id_ in enumerate(ids):
         shown[f"{prefix}{q}"] = _shown(arrays["originals"], q)
         redrawn = []
-        for place, method in enumerate(methods):
-            name = f"{prefix}{q}-{place}"
-            shown[name] = _shown(arrays["counterfactuals"][place], q)
+        for index, method in enumerate(methods):
+            name = f"{prefix}{q}-{index}"
+            shown[name] = _shown(arrays["counterfactuals"][index], q)
             redrawn.append(Redrawn(method, name, *(float(values[measure, method][q]) for measure in ("l2", "cosine"))))
         originals.append(Original(str(id_), f"{prefix}{q}", redrawn))
     panels = [
@@ -123,8 +128,8 @@ def _laid_out(content: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Count
     return Counterfactual(content["step"], content["train"], content["removed"], queries, panels, originals, shown)
 
 
-def _shown(pictures: NDArray[np.uint8], position: int) -> Shown:
-    return Shown(lambda: pictures[position], SIDE)
+def _shown(pictures: NDArray[np.uint8], position: int) -> ShownPicture:
+    return ShownPicture(lambda: pictures[position], SIDE)
 
 
 def _panel(title: str, better: str, digits: int, by_method: dict[str, Floats]) -> Panel:

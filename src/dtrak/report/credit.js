@@ -1,4 +1,4 @@
-// Credit for one picture: a section's tables change to the groups that this picture owes most, and back.
+// Show the credit for one picture: the tables change to the groups with the largest shares for this picture, and back.
 for (const section of document.querySelectorAll(".credit")) {
   const form = section.querySelector("form");
   if (!form) continue;
@@ -23,17 +23,17 @@ for (const section of document.querySelectorAll(".credit")) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
-/** Rows like the first one, for the groups [place, share] that the picture owes most. */
+/** Replace the rows by copies of the first one, for the picture's largest groups, given as [index, share]. */
 function draw(body, groups, ofQuery) {
-  const training = ofQuery.map(([place]) => groups[place][1]);
+  const training = ofQuery.map(([group]) => groups[group][1]);
   const end = Math.max(...ofQuery.map(([, share]) => share), ...training);
   const others = body.querySelector(".others");
   const row = body.rows[0].cloneNode(true);
   row.querySelector(".interval")?.remove();
   row.querySelector(".range").textContent = "";
-  const rows = ofQuery.map(([place, share], index) => {
+  const rows = ofQuery.map(([group, share], index) => {
     const one = row.cloneNode(true);
-    one.querySelector("th span").textContent = groups[place][0];
+    one.querySelector("th span").textContent = groups[group][0];
     one.querySelector(".value").textContent = `${share.toFixed(1)}%`;
     one.querySelector("[role=img]").ariaLabel = `${training[index].toFixed(1)}% of the training images`;
     one.querySelector(".share").style.width = `${(100 * share) / end}%`;

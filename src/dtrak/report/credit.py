@@ -1,4 +1,4 @@
-"""Credit: each group's share of the positive scores, over all pictures with an interval, and for each one of them."""
+"""The section on credit: each group's share of the positive scores, for all pictures with an interval, and for one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,41 +8,47 @@ from numpy.typing import NDArray
 
 from dtrak.attribution.scores import Credit, Scores
 
-GROUPS = 12  # at most so many of the largest are shown
-CREDITED = ("artist", "label")  # the columns that say to whom an image is owed
+MAX_GROUPS = 12  # that are shown, the largest ones
+CREDIT_COLUMNS = ("artist", "label")  # the columns whose values are groups
 
 
 @dataclass(frozen=True)
 class Chart:
-    """The credit of the largest groups by one method, each with its share of the training images for comparison."""
+    """The credit of groups by one method."""
 
     column: str
     method: str
-    bars: list[tuple[Credit, float]]
-    others: list[Credit]
-    groups: list[tuple[str, float]]  # every group's name and its share of the training images, in percent
-    by_query: list[list[tuple[int, float]]]  # for each picture shown, its largest groups by place, and their shares
+    bars: list[tuple[Credit, float]]  # the largest groups, with their share of the training images
+    others: list[Credit]  # the groups without a bar
+    groups: list[tuple[str, float]]  # all groups, with their share of the training images in percent
+    by_query: list[list[tuple[int, float]]]  # for each shown picture (index in `groups`, share in percent)
 
     @property
     def end(self) -> float:
-        """The share at which the bars' scale ends."""
+        """Return the share at which the scale of the bars ends."""
         return max(max(credit.high, of_training) for credit, of_training in self.bars)
 
 
 def charts(scores: Mapping[str, Scores], queries: int) -> list[Chart]:
-    """By every column that there is and every method; alone for the first so many `queries`."""
-    return [_chart(one, column, queries) for column in CREDITED for one in scores.values() if column in one.columns]
+    """Return a chart for every credit column of the images and every method.
+
+    A chart also has the credit for each of the first `queries` pictures alone.
+    """
+    return [
+        _chart(one, column, queries) for column in CREDIT_COLUMNS for one in scores.values() if column in one.columns
+    ]
 
 
 def _chart(scores: Scores, column: str, queries: int) -> Chart:
     credits = scores.credit(column)
     names, shares = scores.shares(column)
     of_training = dict(zip(names.tolist(), (scores.sizes(column) / len(scores.train_ids)).tolist(), strict=True))
-    bars = [(credit, of_training[credit.group]) for credit in credits[:GROUPS]]
+    bars = [(credit, of_training[credit.group]) for credit in credits[:MAX_GROUPS]]
     groups = [(str(name), round(100 * share, 2)) for name, share in of_training.items()]
-    return Chart(column, scores.method, bars, credits[GROUPS:], groups, [_largest(row) for row in shares[:queries]])
+    by_query = [_largest(row) for row in shares[:queries]]
+    return Chart(column, scores.method, bars, credits[MAX_GROUPS:], groups, by_query)
 
 
 def _largest(shares: NDArray[np.float64]) -> list[tuple[int, float]]:
-    """The places of the largest of one picture's shares [G], and what they are in percent, the largest first."""
-    return [(int(g), round(100 * float(shares[g]), 1)) for g in np.argsort(-shares, kind="stable")[:GROUPS]]
+    """Return the indices and the percents of the largest of one picture's shares [G], the largest first."""
+    return [(int(g), round(100 * float(shares[g]), 1)) for g in np.argsort(-shares, kind="stable")[:MAX_GROUPS]]

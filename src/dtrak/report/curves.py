@@ -1,4 +1,4 @@
-"""Curves: how the LDS changes with a setting, from comparisons that differ in that setting alone."""
+"""The section on curves: how the LDS changes with one setting, from comparisons that differ only in that setting."""
 
 import json
 import re
@@ -8,10 +8,10 @@ from typing import Any
 
 from dtrak.inputs.gradients import Gradients
 from dtrak.methods import METHODS
-from dtrak.report.comparisons import Measured
+from dtrak.report.comparisons import Measurement
 
-# The settings that make a curve: what its title and its axis say.
-VARIED = {
+# The settings that a curve can be over, with the curve's title and the label of its axis.
+CURVE_SETTINGS = {
     "timesteps": ("K", "K, timesteps averaged over"),
     "projection_dim": ("k", "k, dimensions of the projection"),
     "draws": ("noises", "noises at each timestep"),
@@ -19,30 +19,34 @@ VARIED = {
     "checkpoint_count": ("checkpoints", "checkpoints averaged over"),
     "objective": ("η", "η, from the training loss (½) to L_Square (1)"),
 }
-ETA = {"None": 1.0, "square": 1.0, "simple": 0.5}  # objectives that are points of the interpolation
-MOST = 12  # curves on a page
+ETA = {"None": 1.0, "square": 1.0, "simple": 0.5}  # the η of objectives that are not written as interpolated(η)
+MAX_CURVES = 12  # on a page
 
 
 @dataclass(frozen=True)
 class Sample:
+    """One point of a curve."""
+
     x: float
     lds: float
     std: float | None = None
-    chosen: bool = False  # whether it is the one that the method goes on with
+    chosen: bool = False  # whether the method's reported LDS has this damping
 
 
 @dataclass(frozen=True)
 class Curve:
-    title: str  # LDS against …
+    """The LDS of several methods over one setting."""
+
+    title: str  # the text after "LDS against"
     axis: str
-    lines: dict[str, list[Sample]]  # by method, x rising
+    lines: dict[str, list[Sample]]  # by method, with rising x
     note: str
-    log: bool
+    log: bool  # whether the axis is logarithmic
     ceiling: float | None
 
 
-def damping_curve(measured: Sequence[Measured]) -> Curve | None:
-    """LDS against λ, of the first comparison that has tried several."""
+def damping_curve(measured: Sequence[Measurement]) -> Curve | None:
+    """Return LDS against λ, from the first measurement that has tried several λ."""
     for one in measured:
         lines = {
             method: [Sample(x, lds, chosen=x == found.damping) for x, lds in sorted(found.curve)]
@@ -50,20 +54,21 @@ def damping_curve(measured: Sequence[Measured]) -> Curve | None:
             if found.curve
         }
         if lines:
-            where = "the subsets that it was chosen on" if "other" in one.note else "the reported subsets"
-            note = f"On {where}; the open mark is what was chosen. {_told(one.settings, 'damping')}"
+            subsets = "the subsets that it was chosen on" if "other" in one.note else "the reported subsets"
+            note = f"On {subsets}; the open mark is the chosen λ. {_shared_settings(one.settings, 'damping')}"
             return Curve("damping λ", "λ ÷ mean eigenvalue", lines, note, True, None)
     return None
 
 
-def setting_curves(measured: Sequence[Measured]) -> list[Curve]:
-    """LDS against every setting that takes several values while all others are equal."""
-    found = [curve for setting in VARIED for curve in _curves_over(setting, measured)]
-    return found[:MOST]
+def setting_curves(measured: Sequence[Measurement]) -> list[Curve]:
+    """Return LDS against every setting that has several values while all others are equal."""
+    found = [curve for setting in CURVE_SETTINGS for curve in _curves_over(setting, measured)]
+    return found[:MAX_CURVES]
 
 
-def _curves_over(setting: str, measured: Sequence[Measured]) -> list[Curve]:
-    groups: dict[tuple[str, str], dict[float, Measured]] = {}  # by the kind of values, and all other settings
+def _curves_over(setting: str, measured: Sequence[Measurement]) -> list[Curve]:
+    """Return the curves over one setting: one for each combination of the other settings."""
+    groups: dict[tuple[str, str], dict[float, Measurement]] = {}  # by the kind of values, and all other settings
     for one in measured:
         kind, x = _numeric(setting, one.settings.get(setting))
         if x is not None:
@@ -82,24 +87,24 @@ def _curves_over(setting: str, measured: Sequence[Measured]) -> list[Curve]:
             last = next(reversed(of_group.values()))
             xs = [sample.x for samples in lines.values() for sample in samples]
             log = min(xs) > 0 and max(xs) / min(xs) >= 4
-            title, axis = VARIED[setting]
-            note = _told(last.settings, setting)
+            title, axis = CURVE_SETTINGS[setting]
+            note = _shared_settings(last.settings, setting)
             curves.append(Curve(title, f"{axis}, {kind}" if kind else axis, lines, note, log, last.ceiling))
     return curves
 
 
 def _numeric(setting: str, value: Any) -> tuple[str, float | None]:
-    """A setting's value as a number, and of which kind it is: different kinds make different curves."""
+    """Return the kind of a setting's value and the value as a number; different kinds make different curves."""
     text = str(value)
     if setting == "objective":
         interpolated = re.fullmatch(r"interpolated\((.+)\)", text)
         return "", float(interpolated[1]) if interpolated else ETA.get(text)
-    kind, _, digits = text.rpartition(":")  # cumulative:10
+    kind, _, digits = text.rpartition(":")  # as in cumulative:10
     return kind, float(digits) if digits.isdigit() else None
 
 
 def _matters(setting: str, method: str) -> bool:
-    """Whether the setting can change the method's scores."""
+    """Tell whether the setting can change the method's scores."""
     source = METHODS[method].source if method in METHODS else None
     if not isinstance(source, Gradients):
         return False
@@ -114,8 +119,8 @@ def _matters(setting: str, method: str) -> bool:
             return True
 
 
-def _told(settings: Mapping[str, Any], but: str) -> str:
-    """The settings that all points of a curve share: K = 10, k = 4096, …"""
+def _shared_settings(settings: Mapping[str, Any], but: str) -> str:
+    """Describe the settings that all points of a curve share, all `but` one: K = 10, k = 4096, …"""
     words = {
         "timesteps": "K\u00a0=\u00a0{}",
         "projection_dim": "k\u00a0=\u00a0{}",
@@ -123,5 +128,5 @@ def _told(settings: Mapping[str, Any], but: str) -> str:
         "queries": "{} pictures",
         "damping": "damping {}",
     }
-    there = [setting for setting in words if setting != but and settings.get(setting) is not None]
-    return ", ".join(words[setting].format(settings[setting]) for setting in there) + "." * bool(there)
+    known = [setting for setting in words if setting != but and settings.get(setting) is not None]
+    return ", ".join(words[setting].format(settings[setting]) for setting in known) + "." * bool(known)

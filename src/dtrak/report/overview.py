@@ -1,4 +1,4 @@
-"""The run at a glance: model, data, method, settings, time and cost, and how well the scores were found to predict."""
+"""The overview of a run: its model, data, method, settings, time and cost, and the measured LDS of its methods."""
 
 import json
 from collections.abc import Mapping
@@ -11,37 +11,38 @@ from dtrak.gradients.timesteps import select_timesteps
 from dtrak.inputs.gradients import Gradients
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS, needed_by
-from dtrak.report.comparisons import LDSOf, Measured
+from dtrak.report.comparisons import Measurement, MethodLDS
 from dtrak.report.wording import duration
 from dtrak.runs.run import Run
 
 
 @dataclass(frozen=True)
 class Trust:
-    """The LDS of methods, and of which scores it is."""
+    """The measured LDS of methods, and how its settings differ from those of the run's scores."""
 
-    methods: dict[str, LDSOf]
+    methods: dict[str, MethodLDS]
     ceiling: float | None
-    how: str
+    how: str  # how it was measured
     differences: list[str]
-    known: bool  # whether its settings are
+    known: bool  # whether the settings of the measurement are known
 
     @property
     def start(self) -> float:
-        """Where the bars' scale begins."""
+        """Return the value at which the scale of the bars begins."""
         return min(0.0, self.ceiling or 0.0, *(one.low for one in self.methods.values()))
 
     @property
     def end(self) -> float:
+        """Return the value at which the scale of the bars ends."""
         return max(1.0, self.ceiling or 0.0, *(one.high for one in self.methods.values()))
 
     def percent(self, value: float) -> float:
-        """Where a value stands on the scale."""
+        """Return the position of a value on the scale, in percent of its length."""
         return 100 * (value - self.start) / (self.end - self.start)
 
 
-def trust(nearest: list[Measured], attribution: Mapping[str, Any]) -> Trust | None:
-    """What was measured that comes nearest to the run's scores; nothing if nothing was."""
+def trust(nearest: list[Measurement], attribution: Mapping[str, Any]) -> Trust | None:
+    """Describe the measurement whose settings are nearest to the attribution's; None if there is no measurement."""
     if not nearest:
         return None
     one = nearest[0]
@@ -52,16 +53,16 @@ def trust(nearest: list[Measured], attribution: Mapping[str, Any]) -> Trust | No
 
 
 def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, str]:
-    """The run in words, by what they are about."""
+    """Return the facts about the run that the page shows, each with its name."""
     total, training = run.recipe.timesteps, run.recipe.training
     timesteps = len(select_timesteps(settings["timesteps"], total))
     found = {
         "Model": _model(run),
         "Training": f"{training.epochs:,} epochs in batches of {training.batch_size:,}",
         "Training images": f"{len(scores.train_ids):,} from {run.recipe.data.train}",
-        "Pictures asked about": f"{len(scores.query_ids):,} from {settings['queries']}",
+        "Pictures scored": f"{len(scores.query_ids):,} from {settings['queries']}",
         "Method": ", ".join(settings["method"]),
-        "Objective": settings["objective"] or "the method’s own",
+        "Objective": settings["objective"] or "the method’s default",
         "Timesteps K": f"{timesteps:,} of {total:,}",
         "Projection k": "none"
         if settings["projection"] == "identity"
@@ -69,12 +70,12 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
         "Parameters": settings.get("parameters") or run.recipe.family.attributed,
         "Damping λ": str(settings["damping"]),
         "Seed": str(settings["seed"]),
-        "Time of the last question": duration(settings["seconds"]),
+        "Time of the last attribution": duration(settings["seconds"]),
     }
     passes = _passes(settings, timesteps, scores)
     if passes:
         found["Cost"] = passes
-    with suppress(OSError, ValueError, AttributeError):  # the page does without
+    with suppress(OSError, ValueError, AttributeError):  # the page can do without the versions
         versions = json.loads((run.folder / "run.json").read_text())
         found["Versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
     return found
@@ -87,10 +88,10 @@ def _model(run: Run) -> str:
 
 
 def _passes(settings: Mapping[str, Any], timesteps: int, scores: Scores) -> str:
-    """The forward and backward passes of the methods that ask the model itself for gradients."""
+    """Describe how many gradient passes the methods needed; those along a trajectory are not counted."""
     methods = [METHODS[name] for name in settings["method"] if name in METHODS]
-    asking = [one for one in methods if not (isinstance(one.source, Gradients) and one.source.along_trajectory)]
-    every = needed_by(asking, settings["objective"], Damping.parse(settings["damping"]))
+    counted = [one for one in methods if not (isinstance(one.source, Gradients) and one.source.along_trajectory)]
+    every = needed_by(counted, settings["objective"], Damping.parse(settings["damping"]))
     needed = [one for kind, one in every.items() if kind.models == "final"]
     if not needed:
         return ""

@@ -1,4 +1,4 @@
-"""Where a curve's parts stand in a picture of WIDTH × HEIGHT units, for the page's own drawing of it."""
+"""Compute the positions of a curve's points, ticks and error bars in a drawing of WIDTH × HEIGHT units."""
 
 import math
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from dtrak.report.wording import plain
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 14, 46  # margins
-TICKS = 5  # about so many on an axis
+TICKS = 5  # on an axis, roughly
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From values to places, evenly or by their logarithm."""
+    """Maps values between `low` and `high` to positions between `start` and `end`, linearly or by logarithm."""
 
     low: float
     high: float
@@ -25,27 +25,34 @@ class Axis:
     log: bool = False
 
     def place(self, value: float) -> float:
+        """Return the position of a value."""
         low, high, at = (math.log(one) if self.log else one for one in (self.low, self.high, value))
         return round(self.start + (self.end - self.start) * ((at - low) / (high - low) if high > low else 0.5), 1)
 
 
 @dataclass(frozen=True)
 class Tick:
+    """A mark on an axis."""
+
     place: float
     text: str
 
 
 @dataclass(frozen=True)
 class Point:
+    """The position of a sample, and of the ends of its error bar."""
+
     x: float
     y: float
-    low: float | None  # the ends of the error bar
+    low: float | None
     high: float | None
     sample: Sample
 
 
 @dataclass(frozen=True)
 class Plot:
+    """A curve with all positions that a template needs to draw it."""
+
     curve: Curve
     lines: dict[str, list[Point]]
     x_ticks: list[Tick]
@@ -55,25 +62,26 @@ class Plot:
     height: int = HEIGHT
     left: int = LEFT
     right: int = WIDTH - RIGHT
-    top: int = TOP
     bottom: int = HEIGHT - BOTTOM
 
     @property
     def values(self) -> list[float]:
-        """Every x, for the table behind the drawing."""
+        """Return every x of the curve, for the table below the drawing."""
         return sorted({point.sample.x for points in self.lines.values() for point in points})
 
     def at(self, method: str, x: float) -> Sample | None:
+        """Return a method's sample at x, if it has one."""
         return next((point.sample for point in self.lines[method] if point.sample.x == x), None)
 
 
 def plot(curve: Curve) -> Plot:
+    """Lay out a curve."""
     samples = [sample for line in curve.lines.values() for sample in line]
     xs = [sample.x for sample in samples]
     reach = [sample.lds + sign * (sample.std or 0) for sample in samples for sign in (-1, 1)]
     reach += [] if curve.ceiling is None else [curve.ceiling]
     y_values = nice_ticks(min(reach), max(reach))
-    inset = 16  # so that no mark stands on the edge
+    inset = 16  # keeps the marks away from the edge
     x = Axis(min(xs), max(xs), LEFT + inset, WIDTH - RIGHT - inset, curve.log)
     y = Axis(y_values[0], y_values[-1], HEIGHT - BOTTOM, TOP)
 
@@ -91,12 +99,12 @@ def plot(curve: Curve) -> Plot:
 
 
 def nice_ticks(low: float, high: float) -> list[float]:
-    """Round numbers, 1, 2 or 5 of a power of ten apart, that enclose low and high, or at least 1 between them."""
+    """Return round numbers around low and high, 1, 2 or 5 times a power of ten apart; they span at least 1."""
     return list(map(float, MaxNLocator(TICKS, steps=[1, 2, 5, 10]).tick_values(low, max(high, low + 1))))
 
 
 def x_tick_values(xs: Sequence[float], log: bool) -> Sequence[float]:
-    """The values themselves if they are few, else whole powers of ten or round numbers between them."""
+    """Return the values themselves if they are few; else powers of ten, or round numbers, between them."""
     if len(xs) <= TICKS + 2:
         return xs
     if log:
@@ -107,7 +115,7 @@ def x_tick_values(xs: Sequence[float], log: bool) -> Sequence[float]:
 
 
 def plain_value(value: float) -> str:
-    """10, 4,096, 0.3, 10⁻⁵."""
+    """Write a value as 10, 4,096, 0.3 or 10⁻⁵."""
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}"
     text = f"{value:g}" if abs(value) >= 1e-3 else plain(value)

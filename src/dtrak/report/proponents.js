@@ -1,33 +1,33 @@
-// The controls above the pictures: which methods are shown, which pictures, and in which order.
-// The answers of methods that are not shown stay out of the page, where they cost nothing.
+// The form above the pictures chooses which methods and which pictures are shown, and in which order.
+// The matches of methods that are not shown are taken out of the page, which keeps it fast.
 const list = document.getElementById("queries");
-const controls = document.getElementById("controls");
+const filters = document.getElementById("filters");
 const status = document.getElementById("status");
 const cards = [...list.children].map((element) => {
   const kept = element.querySelector("template")?.content.children ?? [];
-  const all = [element.querySelector(".answer"), ...kept];
-  return { element, answers: new Map(all.map((answer) => [answer.dataset.method, answer])) };
+  const all = [element.querySelector(".by-method"), ...kept];
+  return { element, byMethod: new Map(all.map((one) => [one.dataset.method, one])) };
 });
-const first = [...cards[0].answers.keys()][0];
+const first = [...cards[0].byMethod.keys()][0];
 let shownMethods = [first];
 
 function value(name) {
-  return controls.elements[name]?.value ?? "";
+  return filters.elements[name]?.value ?? "";
 }
 
-/** The value that `share` percent of the pictures stay below, written into the output beside its slider. */
+/** Return the value that `share` percent of the pictures are below, and write it into the output beside its slider. */
 function least(name, output, method) {
   const share = Number(value(name));
-  if (!controls.elements[name]) return -Infinity;
-  const values = cards.map(({ answers }) => Number(answers.get(method).dataset[name] ?? 0)).sort((a, b) => a - b);
+  if (!filters.elements[name]) return -Infinity;
+  const values = cards.map(({ byMethod }) => Number(byMethod.get(method).dataset[name] ?? 0)).sort((a, b) => a - b);
   const threshold = share ? values[Math.floor((share / 100) * values.length)] : -Infinity;
-  controls.elements[output].value = share ? `≥ ${threshold.toPrecision(3)}` : "any";
-  controls.elements[name].setAttribute("aria-valuetext", share ? `at least ${threshold.toPrecision(3)}` : "any");
+  filters.elements[output].value = share ? `≥ ${threshold.toPrecision(3)}` : "any";
+  filters.elements[name].setAttribute("aria-valuetext", share ? `at least ${threshold.toPrecision(3)}` : "any");
   return threshold;
 }
 
 function sorted(order, method) {
-  const of = (card) => card.answers.get(method).dataset[order];
+  const of = (card) => card.byMethod.get(method).dataset[order];
   if (order === "class") {
     const collator = new Intl.Collator("en", { numeric: true });
     return [...cards].sort((a, b) => collator.compare(of(a) ?? "", of(b) ?? ""));
@@ -35,11 +35,11 @@ function sorted(order, method) {
   return order ? [...cards].sort((a, b) => (of(b) ?? 0) - (of(a) ?? 0)) : cards;
 }
 
-function showAnswers(methods) {
+function showMethods(methods) {
   if (methods.join() === shownMethods.join()) return;
-  for (const { element, answers } of cards) {
-    for (const answer of element.querySelectorAll(".answer")) answer.remove();
-    element.append(...methods.map((name) => answers.get(name)));
+  for (const { element, byMethod } of cards) {
+    for (const one of element.querySelectorAll(".by-method")) one.remove();
+    element.append(...methods.map((name) => byMethod.get(name)));
   }
   shownMethods = methods;
   list.classList.toggle("two", methods.length > 1);
@@ -49,13 +49,13 @@ function update() {
   const method = value("method") || first;
   const beside = value("beside") === method ? "" : value("beside");
   const leastScore = least("score", "leastScore", method);
-  const leastOwn = least("own", "leastOwn", method);
-  showAnswers(beside ? [method, beside] : [method]);
+  const leastSelfInfluence = least("selfInfluence", "leastSelfInfluence", method);
+  showMethods(beside ? [method, beside] : [method]);
   let shown = 0;
-  for (const { element, answers } of cards) {
-    const { class: of, score, own } = answers.get(method).dataset;
+  for (const { element, byMethod } of cards) {
+    const { class: of, score, selfInfluence } = byMethod.get(method).dataset;
     const wrongClass = value("class") !== "" && of !== value("class");
-    element.hidden = wrongClass || Number(score) < leastScore || Number(own ?? 0) < leastOwn;
+    element.hidden = wrongClass || Number(score) < leastScore || Number(selfInfluence ?? 0) < leastSelfInfluence;
     shown += !element.hidden;
   }
   const wanted = sorted(value("order"), method).map((card) => card.element);
@@ -65,8 +65,8 @@ function update() {
 
 function show(card) {
   if (card.hidden) {
-    for (const name of ["class", "score", "own"]) {
-      if (controls.elements[name]) controls.elements[name].value = name === "class" ? "" : 0;
+    for (const name of ["class", "score", "selfInfluence"]) {
+      if (filters.elements[name]) filters.elements[name].value = name === "class" ? "" : 0;
     }
     update();
   }
@@ -82,7 +82,7 @@ function jump(event) {
   else status.textContent = `There is no picture “${id}” here.`;
 }
 
-controls.hidden = false;
-controls.addEventListener("input", (event) => event.target.name !== "jump" && update());
-controls.addEventListener("submit", jump);
+filters.hidden = false;
+filters.addEventListener("input", (event) => event.target.name !== "jump" && update());
+filters.addEventListener("submit", jump);
 update();

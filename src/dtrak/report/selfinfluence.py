@@ -1,4 +1,4 @@
-"""Self-influence: the training images that the model owes most and least to themselves, class by class."""
+"""The section on self-influence: the most and least self-influential training images of each class."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 from dtrak.attribution.scores import Match, Scores
 from dtrak.report.proponents import class_column
 
-CLASSES, EACH = 12, 4  # at most so many of the largest classes, and so many images of each at either end
+MAX_CLASSES = 12  # that are shown, the largest ones
+EACH = 4  # images of a class with the highest, and with the lowest, self-influence
 
 
 @dataclass(frozen=True)
 class Class:
+    """One class of training images."""
+
     name: Any
     count: int
     most: list[Match]  # the highest first
@@ -23,26 +26,27 @@ class Class:
 
 @dataclass(frozen=True)
 class SelfInfluence:
-    """Of one method's kernel."""
+    """The self-influence of training images by one method."""
 
     method: str
-    column: str | None  # that has the classes; None if all images are one
+    column: str | None  # the column that has the classes; None if all images are one class
     classes: list[Class]
-    left_out: int  # classes that are not shown
+    left_out: int  # how many classes are not shown
     middle: float  # the median over all training images
 
     @property
     def train_positions(self) -> set[int]:
+        """Return the positions of the training images that are shown."""
         return {match.position for one in self.classes for match in one.most + one.least}
 
     @property
     def highest(self) -> float:
-        """The length of the bars is relative to this."""
+        """Return the highest self-influence; the bars are relative to it."""
         return max(match.score for one in self.classes for match in one.most)
 
 
 def self_influences(scores: Mapping[str, Scores]) -> list[SelfInfluence]:
-    """Of each method that has it; methods that share a kernel have the same, which is shown once."""
+    """Return the self-influence of each method that has it; methods with the same kernel have the same, only once."""
     different: dict[bytes, Scores] = {}
     for one in scores.values():
         if one.self_influence is not None:
@@ -50,8 +54,8 @@ def self_influences(scores: Mapping[str, Scores]) -> list[SelfInfluence]:
     return [self_influence_by_class(one) for one in different.values()]
 
 
-def self_influence_by_class(scores: Scores, each: int = EACH, classes: int = CLASSES) -> SelfInfluence:
-    """The `each` most and least self-influential images of the largest `classes`."""
+def self_influence_by_class(scores: Scores, each: int = EACH, classes: int = MAX_CLASSES) -> SelfInfluence:
+    """Return the `each` most and least self-influential images of the largest `classes`."""
     assert scores.self_influence is not None
     column = class_column(scores)
     groups = np.zeros(len(scores.train_ids)) if column is None else scores.groups(column)
@@ -66,10 +70,14 @@ def self_influence_by_class(scores: Scores, each: int = EACH, classes: int = CLA
 
 
 def _ends(scores: Scores, members: NDArray[np.int64], each: int) -> tuple[list[Match], list[Match]]:
-    """The members with the highest and with the lowest self-influence; none is both."""
-    own = scores.self_influence
-    assert own is not None
-    rising = members[np.argsort(own[members], kind="stable")]
+    """Return the members with the highest and those with the lowest self-influence; no image is in both lists."""
+    values = scores.self_influence
+    assert values is not None
+    rising = members[np.argsort(values[members], kind="stable")]
     each = min(each, len(rising) // 2) or 1
     most, least = rising[::-1][:each], rising[: min(each, len(rising) - each)]
-    return [scores.match(int(n), float(own[n])) for n in most], [scores.match(int(n), float(own[n])) for n in least]
+
+    def matches(rows: NDArray[np.int64]) -> list[Match]:
+        return [scores.match(int(n), float(values[n])) for n in rows]
+
+    return matches(most), matches(least)

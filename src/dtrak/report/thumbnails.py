@@ -1,4 +1,4 @@
-"""Images made small enough to be shown by the hundred."""
+"""Make images small enough that a page can show hundreds of them."""
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping
@@ -11,33 +11,34 @@ from PIL import Image
 
 from dtrak.images.images import Images
 
-SMALL = 32  # up to so many pixels a side, every single one is kept and drawn as a square
-BUDGET = 12_000_000  # letters that a page's pictures may take
-FEWEST = 0.1  # of their pixels a side, that are kept whatever the budget
+SMALL = 32  # images of at most so many pixels a side keep every pixel, and pages draw their pixels as squares
+BUDGET = 12_000_000  # characters that the pictures of a page may take
+MIN_SCALE = 0.1  # pictures are not scaled further down, even if they exceed the budget
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
-    """A picture that a page shows: how to read it, [H, W, C], and at most how many pixels a side it gets."""
+class ShownPicture:
+    """A picture that a page shows."""
 
-    read: Callable[[], NDArray[np.uint8]]
-    side: int
+    read: Callable[[], NDArray[np.uint8]]  # returns its pixels [H, W, C]
+    side: int  # the greatest number of pixels a side on the page
 
     @classmethod
-    def of(cls, images: Images, position: int, side: int) -> "Shown":
+    def of(cls, images: Images, position: int, side: int) -> "ShownPicture":
+        """Show one of the images."""
         return cls(lambda: images.pixels([position])[0], side)
 
 
 def thumbnail(images: Images, position: int, side: int) -> tuple[bytes, str]:
-    """The file of one image with at most `side` pixels a side, and its media type.
+    """Return one image as a file with at most `side` pixels a side, and its media type.
 
-    One image at a time, as thousands of large ones would fill the memory.
+    Only this image is read, as thousands of large ones would fill the memory.
     """
     return encoded(images.pixels([position])[0], side)
 
 
 def encoded(pixels: NDArray[np.uint8], side: int) -> tuple[bytes, str]:
-    """The same of pixels [H, W, C]."""
+    """Return pixels [H, W, C] as a file with at most `side` pixels a side, and its media type."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     kind = "png" if max(image.size) <= SMALL else "webp"
     image.thumbnail((side, side))
@@ -46,18 +47,18 @@ def encoded(pixels: NDArray[np.uint8], side: int) -> tuple[bytes, str]:
     return buffer.getvalue(), f"image/{kind}"
 
 
-def embedded(pictures: Mapping[str, Shown], budget: int = BUDGET) -> dict[str, str]:
-    """The pictures as data URIs to be written into a page; all of them smaller, if they would go beyond the budget."""
+def embedded(pictures: Mapping[str, ShownPicture], budget: int = BUDGET) -> dict[str, str]:
+    """Return the pictures as data URIs; if they exceed the budget, all of them are scaled down."""
     scale = 1.0
     while True:
         found = {name: _data_uri(one, scale) for name, one in pictures.items()}
         total = sum(map(len, found.values()))
-        if total <= budget or scale <= FEWEST:
+        if total <= budget or scale <= MIN_SCALE:
             return found
         scale *= min(0.9, (budget / total) ** 0.5)
 
 
-def _data_uri(picture: Shown, scale: float) -> str:
+def _data_uri(picture: ShownPicture, scale: float) -> str:
     pixels = picture.read()
     side = round(scale * min(picture.side, max(pixels.shape[:2])))
     content, kind = encoded(pixels, max(1, side))

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from diffusers.optimization import get_cosine_schedule_with_warmup
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -103,6 +104,15 @@ class Trainer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
+        self.set_learning_rate()
+
+    def set_learning_rate(self) -> None:
+        """Let the learning rate go on from this step: it rises linearly over the warmup, then falls as a half cosine.
+
+        The warmup is a share of all steps, not rounded to whole ones.
+        """
+        warmup = self.settings.warmup * self.steps
+        self.schedule = get_cosine_schedule_with_warmup(self.optimizer, warmup, self.steps, last_epoch=self.step - 1)
 
     def take_step(self) -> None:
         """Take one step of the optimiser; a batch that is too large for the memory is divided into parts."""
@@ -124,9 +134,8 @@ class Trainer:
                 raise DtrakError(reason)
             (len(clean[part]) / len(clean) * loss).backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, settings.gradient_clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = settings.learning_rate * warmup_and_cosine(self.step / self.steps, settings.warmup)
         self.optimizer.step()
+        self.schedule.step()
         self.optimizer.zero_grad()
         model.network.eval()
         self.step += 1
@@ -186,15 +195,9 @@ class Trainer:
                 state.setdefault(int(index), {})[moment] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         self.step, self.at_once = step, at_once
+        self.set_learning_rate()
 
 
 def images_at_once(batch_size: int, bytes_each: int, memory: int) -> int:
     """Return how many images of a batch go through a pass at once: all, or parts of equal size that fit."""
     return math.ceil(batch_size / math.ceil(batch_size / copies_that_fit(bytes_each, memory)))
-
-
-def warmup_and_cosine(progress: float, warmup: float) -> float:
-    """Return the learning rate's factor: linear from 0 to 1 in the warmup, then half a cosine down to 0."""
-    if progress < warmup:
-        return progress / warmup
-    return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))

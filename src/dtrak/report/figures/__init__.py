@@ -1,4 +1,4 @@
-"""Figures for a paper or a notebook: each function gives a `matplotlib.figure.Figure`, and `save_figure` writes it."""
+"""Figures for papers and notebooks: each function returns a `matplotlib.figure.Figure`, which `save_figure` writes."""
 
 from dtrak.report.figures.charts import boxplots, credit, lds_bars, lds_curve
 from dtrak.report.figures.pictures import proponents_and_opponents, self_influence, side_by_side

@@ -1,4 +1,4 @@
-"""Figures of numbers: the LDS of methods, its curves, credit by group, and how far counterfactuals are."""
+"""Figures of numbers: the LDS of methods, LDS curves, credit by group, and boxplots of counterfactual distances."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,16 +10,16 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dtrak.attribution.scores import Credit
-from dtrak.report.comparisons import LDSOf
+from dtrak.report.comparisons import MethodLDS
 from dtrak.report.curves import Curve
-from dtrak.report.figures.style import COLUMN, FAINT, FOR, INK, MARKS, PALE, STRONG, STYLE, WIDTH, bare
+from dtrak.report.figures.style import COLUMN, FAINT, FOR, INK, MARKS, PALE, STRONG, STYLE, WIDTH, simplify_frame
 from dtrak.report.plots import plain_value, x_tick_values
 
-ROW = 0.3  # inches, of a method or a group
+ROW = 0.3  # inches, the height of the row of a method or a group
 
 
-def lds_bars(methods: Mapping[str, LDSOf], ceiling: float | None = None) -> Figure:
-    """The LDS of each method with the 95% interval of its bootstrap, and the noise ceiling if it is known."""
+def lds_bars(methods: Mapping[str, MethodLDS], ceiling: float | None = None) -> Figure:
+    """Draw the LDS of each method with the 95% interval of its bootstrap, and the noise ceiling if it is known."""
     names, found = list(methods), list(methods.values())
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 0.65 + ROW * len(names)), layout="constrained")
@@ -30,21 +30,21 @@ def lds_bars(methods: Mapping[str, LDSOf], ceiling: float | None = None) -> Figu
         axes.barh(rows, means, 0.6, color=PALE[0], edgecolor=INK, linewidth=0.6)
         axes.errorbar(means, rows, xerr=ends, fmt="none", ecolor=INK, elinewidth=1.0, capsize=2)
         for row, one in enumerate(found):
-            said = f"{one.lds:.1f} ± {one.std:.1f}".replace("-", "−")
-            axes.text(1.02, row, said, transform=axes.get_yaxis_transform(), va="center", ha="left")
+            text = f"{one.lds:.1f} ± {one.std:.1f}".replace("-", "−")
+            axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", ha="left")
         if ceiling is not None:
             axes.axvline(ceiling, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
             axes.text(ceiling, 1.01, "noise ceiling", transform=axes.get_xaxis_transform(), ha="center", color=FAINT)
         axes.axvline(0, color=INK, linewidth=0.6)
         axes.set_yticks(rows, names)
-        axes.set_ylim(len(names) - 0.5, -0.5)  # the first on top
+        axes.set_ylim(len(names) - 0.5, -0.5)  # the first method on top
         axes.set_xlabel("LDS (%)")
-        bare(axes, "x")
+        simplify_frame(axes, "x")
     return figure
 
 
 def lds_curve(curve: Curve) -> Figure:
-    """The LDS of each method against a setting, as wide as a column of text."""
+    """Draw the LDS of each method against a setting, as wide as a column of text."""
     xs = sorted({sample.x for line in curve.lines.values() for sample in line})
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(COLUMN, 2.4), layout="constrained")
@@ -64,7 +64,7 @@ def lds_curve(curve: Curve) -> Figure:
         axes.minorticks_off()
         axes.set_xlabel(curve.axis)
         axes.set_ylabel("LDS (%)")
-        bare(axes, "y")
+        simplify_frame(axes, "y")
         axes.spines["bottom"].set_visible(True)
         axes.tick_params(axis="x", length=3, width=0.6)
         figure.legend(loc="outside upper left", ncols=2, frameon=False, handlelength=1.8)
@@ -72,9 +72,9 @@ def lds_curve(curve: Curve) -> Figure:
 
 
 def credit(credits: Sequence[Credit], of_training: Mapping[Any, float] | None = None, groups: int = 12) -> Figure:
-    """The shares of the largest groups with their 95% intervals, from `Scores.credit`.
+    """Draw the shares of the largest groups with their 95% intervals, from `Scores.credit`.
 
-    `of_training` gives groups' shares of the training images, which are marked for comparison.
+    `of_training` gives the groups' shares of the training images, which are marked for comparison.
     """
     shown = list(credits[:groups])
     with matplotlib.rc_context(STYLE):
@@ -93,14 +93,14 @@ def credit(credits: Sequence[Credit], of_training: Mapping[Any, float] | None = 
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set_xlim(left=0)
         axes.set_xlabel("share of the positive scores (%)")
-        bare(axes, "x")
+        simplify_frame(axes, "x")
     return figure
 
 
 def boxplots(panels: Mapping[str, Mapping[str, NDArray[np.floating[Any]]]]) -> Figure:
-    """A panel for each label; in it a box for each name, with its values [Q] as points and their median as a number.
+    """Draw a panel for each label, with a box for each name, its values [Q] as points, and their median as a number.
 
-    Boxes reach from quartile to quartile, whiskers to the farthest value within 1.5 times that from them.
+    Boxes reach from quartile to quartile, and whiskers to the farthest value within 1.5 lengths of the box from it.
     """
     names = list(next(iter(panels.values())))
     with matplotlib.rc_context(STYLE):
@@ -110,7 +110,7 @@ def boxplots(panels: Mapping[str, Mapping[str, NDArray[np.floating[Any]]]]) -> F
             _draw_boxes(axes, [np.asarray(by_name[name], dtype=np.float64) for name in names])
             axes.set_xlabel(label)
         grid[0].set_yticks(range(len(names)), names)
-        grid[0].set_ylim(len(names) - 0.5, -0.5)  # the first on top
+        grid[0].set_ylim(len(names) - 0.5, -0.5)  # the first name on top
     return figure
 
 
@@ -131,9 +131,9 @@ def _draw_boxes(axes: Axes, values: list[NDArray[np.float64]]) -> None:
     )
     for index, (box, of_box) in enumerate(zip(drawn["boxes"], values, strict=True)):
         box.set_facecolor(PALE[index % len(PALE)])
-        # The golden ratio spreads neighbours apart, and always in the same way.
+        # Multiples of the golden ratio spread neighbouring points, in the same way every time.
         heights = index + 0.4 * (np.arange(len(of_box)) * 0.618034 % 1 - 0.5)
         axes.scatter(of_box, heights, s=4, color=FAINT, alpha=0.6, linewidths=0, zorder=3)
         axes.text(1.02, index, f"{np.median(of_box):.3g}", transform=axes.get_yaxis_transform(), va="center", ha="left")
     axes.text(1.02, 1.02, "median", transform=axes.transAxes, va="bottom", ha="left", color=FAINT, fontsize=7)
-    bare(axes, "x")
+    simplify_frame(axes, "x")

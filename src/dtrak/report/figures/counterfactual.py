@@ -1,4 +1,4 @@
-"""The figures of a counterfactual evaluation: distances to the originals, and the pictures themselves."""
+"""The figures of a counterfactual evaluation: boxplots of distances to the originals, and the pictures."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from dtrak.report.figures.style import save_figure
 
 
 def save_counterfactual_figures(result: Counterfactual, folder: Path) -> None:
-    """Write boxplots.png and pictures.png beside the numbers."""
+    """Write boxplots.png and pictures.png into the folder of a result."""
     panels = {
         "ℓ2 distance to the original": {one.method: one.l2 for one in result.effects},
-        f"cosine of {Path(result.made_by['encoder']).name}": {one.method: one.cosine for one in result.effects},
+        f"cosine of {Path(result.settings['encoder']).name}": {one.method: one.cosine for one in result.effects},
     }
     save_figure(boxplots(panels), folder / "boxplots.png")
     pictures = {"original": result.originals, **{one.method: one.pictures for one in result.effects}}

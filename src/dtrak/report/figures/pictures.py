@@ -1,4 +1,4 @@
-"""Figures of pictures: proponents and opponents, self-influence, originals and counterfactuals."""
+"""Figures that show pictures: proponents and opponents, self-influence, originals and counterfactuals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +18,17 @@ from dtrak.report.selfinfluence import self_influence_by_class
 from dtrak.report.wording import number, plain
 
 IN_A_ROW = 12  # pictures
-# Of a picture's width:
-GAP = 0.06  # between two of them
+# Lengths in widths of a picture:
+GAP = 0.06  # between two pictures
 BETWEEN = 0.3  # between two parts of a row
-CAPTION = 0.26  # for what stands below a picture
-HEAD = 0.35  # for what stands above a part
+CAPTION = 0.26  # the height of the text below a picture
+HEAD = 0.35  # the height of the text above a part
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
+    """A picture with its caption."""
+
     picture: NDArray[np.uint8]  # [H, W, C]
     caption: str = ""
     colour: str = INK
@@ -34,18 +36,20 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    name: str  # what stands to its left
+    """A row of pictures, in several parts."""
+
+    name: str  # the text to its left
     parts: list[list[Cell]]
-    above: float = 0.0  # more room above it
+    above: float = 0.0  # extra space above the row
 
 
 def proponents_and_opponents(
     scores: Scores | Mapping[str, Scores], train: Images, queries: Images, top: int = 5, bottom: int = 3
 ) -> Figure:
-    """The paper's figure: each query, its `top` proponents and its `bottom` opponents, with their scores below them.
+    """Draw the paper's figure: each query with its `top` proponents and `bottom` opponents, and their scores.
 
-    With several methods there is a row for each. `train` holds the images that the scores are of; `queries` are those
-    to show: `queries.select(range(4))` the first four.
+    With several methods, each has a row. `train` has the training images of the scores, and `queries` the queries to
+    show: `queries.select(range(4))` shows the first four.
     """
     by_method = {scores.method: scores} if isinstance(scores, Scores) else dict(scores)
     first = next(iter(by_method.values()))
@@ -54,26 +58,26 @@ def proponents_and_opponents(
     if unknown:
         raise UsageError(f"there are no scores of {unknown[0]} from {queries.source}")
     images = train.select(train.positions(first.train_ids, "the scores"))
-    cell = partial(_cell, images, said=number)
+    cell = partial(_cell, images, format_score=number)
     ranked = {name: list(zip(one.top(top), one.bottom(bottom), strict=True)) for name, one in by_method.items()}
     rows = [
         Row(
             name if len(ranked) > 1 else "",
-            [[Cell(picture)] * (index == 0), *([cell(match) for match in part] for part in answers[places[str(id_)]])],
+            [[Cell(picture)] * (index == 0), *([cell(match) for match in part] for part in matches[places[str(id_)]])],
             above=BETWEEN * (index == 0 and shown > 0 and len(ranked) > 1),
         )
         for shown, (id_, picture) in enumerate(zip(queries.ids, queries.pixels(range(len(queries))), strict=True))
-        for index, (name, answers) in enumerate(ranked.items())
+        for index, (name, matches) in enumerate(ranked.items())
     ]
     return _sheet({"query": 1, "proponents": top, "opponents": bottom}, rows)
 
 
 def self_influence(scores: Scores, train: Images, each: int = 4, classes: int = 10) -> Figure:
-    """The `each` most and least self-influential training images of the largest classes, a row for each."""
+    """Draw the `each` most and least self-influential training images of the largest classes, a row for each class."""
     if scores.self_influence is None:
         raise UsageError(f"{scores.method} has no self-influence: methods with a kernel do, such as d-trak")
     found = self_influence_by_class(scores, each, classes)
-    cell = partial(_cell, train.select(train.positions(scores.train_ids, "the scores")), said=plain)
+    cell = partial(_cell, train.select(train.positions(scores.train_ids, "the scores")), format_score=plain)
     rows = [
         Row(str(one.name) if found.column else "", [[cell(match) for match in part] for part in (one.most, one.least)])
         for one in found.classes
@@ -81,12 +85,12 @@ def self_influence(scores: Scores, train: Images, each: int = 4, classes: int = 
     return _sheet({"most self-influential": each, "least self-influential": each}, rows)
 
 
-def _cell(images: Images, match: Match, said: Callable[[float], str]) -> Cell:
-    return Cell(images.pixels([match.position])[0], said(match.score), FOR if match.score > 0 else AGAINST)
+def _cell(images: Images, match: Match, format_score: Callable[[float], str]) -> Cell:
+    return Cell(images.pixels([match.position])[0], format_score(match.score), FOR if match.score > 0 else AGAINST)
 
 
 def _sheet(parts: Mapping[str, int], rows: Sequence[Row]) -> Figure:
-    """Rows of pictures in parts, each with its head and so many columns."""
+    """Draw rows of pictures; `parts` gives the heading of each part and its number of columns."""
     height, width, _ = rows[0].parts[-1][0].picture.shape
     starts = np.cumsum([0.0, *(count * (1 + GAP) - GAP + BETWEEN for count in parts.values())])
     across, down = starts[-1] - BETWEEN, height / width + CAPTION + GAP
@@ -109,7 +113,7 @@ def _sheet(parts: Mapping[str, int], rows: Sequence[Row]) -> Figure:
 
 
 def _canvas(label: float, inch: float, across: float, down: float) -> tuple[Figure, Axes]:
-    """Room for `across` × `down` pictures' widths of an `inch` each, right of a `label` of so many inches."""
+    """Make an empty figure of `across` × `down` pictures, each `inch` inches wide, right of `label` inches for text."""
     figure = Figure(figsize=(label + inch * across, inch * down))
     part = label / figure.get_figwidth()
     axes = figure.add_axes((part, 0, 1 - part, 1))
@@ -120,15 +124,15 @@ def _canvas(label: float, inch: float, across: float, down: float) -> tuple[Figu
 
 
 def side_by_side(pictures: Mapping[str, NDArray[np.uint8]], captions: Sequence[str]) -> Figure:
-    """A row for each name with its pictures [Q, H, W, C], so that those of one caption [Q] stand below each other.
+    """Draw a row of pictures [Q, H, W, C] for each name, so that pictures with the same caption [Q] share a column.
 
-    More pictures than fit into a row go on in further bands of rows.
+    If the pictures do not fit into one row, they continue in further bands of rows.
     """
     names, count = list(pictures), len(captions)
     _, height, width, _ = pictures[names[0]].shape
     columns = min(count, IN_A_ROW)
     bands = -(-count // IN_A_ROW)
-    across, down, head = 1 + GAP, height / width + GAP, 0.4  # of a picture's width; of a band, its captions
+    across, down, head = 1 + GAP, height / width + GAP, 0.4  # sizes of a picture and of a band's captions
     band = head + down * len(names)
     with matplotlib.rc_context(STYLE):
         label = 0.1 + 0.06 * max(map(len, names))  # inches
@@ -147,6 +151,6 @@ def side_by_side(pictures: Mapping[str, NDArray[np.uint8]], captions: Sequence[s
 
 
 def _show(axes: Axes, picture: NDArray[np.uint8], left: float, top: float, height: float) -> None:
-    """One picture [H, W, C], one unit wide."""
+    """Draw one picture [H, W, C], one unit wide."""
     rgb = np.broadcast_to(picture, (*picture.shape[:2], 3))
     axes.imshow(rgb, extent=(left, left + 1, top + height, top), interpolation="nearest", aspect="auto")

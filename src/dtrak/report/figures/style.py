@@ -1,4 +1,4 @@
-"""What all figures have in common: their size on the page, letters, colours, and how they become a file."""
+"""The style that all figures share: their size on the page, fonts and colours; and how to write them to a file."""
 
 import io
 from pathlib import Path
@@ -13,10 +13,10 @@ from dtrak.files import write_bytes
 
 FORMATS: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
 DPI = 300
-WIDTH = 6.75  # inches, the text of a page
-COLUMN = 3.25  # half of it, with a gap
+WIDTH = 6.75  # inches, as wide as the text of a page
+COLUMN = 3.25  # inches, as wide as one of two columns
 PALE = ("#c9d8ea", "#f6d9b8", "#cfe5c8", "#f1c9c7", "#dccfe8", "#e4d6cd", "#f4d3e4", "#dcdcdc", "#e6e6b0", "#c5e6ea")
-# Wong's colours, which all eyes tell apart, with marks that tell the lines apart in print.
+# Wong's colours, which colour-blind readers can tell apart, and marks to tell lines apart without colour.
 STRONG = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333")
 MARKS = ("o", "s", "D", "^", "v", "P", "X")
 INK, FAINT, RULE = "#333333", "#8a8a8a", "#e6e6e6"
@@ -31,12 +31,12 @@ STYLE: dict[Any, Any] = {
     "text.color": INK,
     "xtick.color": INK,
     "ytick.color": INK,
-    "pdf.fonttype": 42,  # text stays text
+    "pdf.fonttype": 42,  # keeps text as text
 }
 
 
-def bare(axes: Axes, rule: str) -> None:
-    """Leave of the frame what is needed: the axis of numbers, and pale rules across it."""
+def simplify_frame(axes: Axes, rule: str) -> None:
+    """Remove the frame except for the axis `rule`, "x" or "y", which has the numbers, and pale lines across it."""
     other = "y" if rule == "x" else "x"
     axes.spines[["top", "right", "left" if rule == "x" else "bottom"]].set_visible(False)
     axes.tick_params(axis=other, length=0)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def bare(axes: Axes, rule: str) -> None:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure as the path's ending says: .pdf or .png; the same figure gives the same bytes."""
+    """Write a figure as .pdf or .png, by the path's ending; the same figure always gives the same bytes."""
     path = Path(path)
     ending = path.suffix.lower()
     if ending not in FORMATS:
