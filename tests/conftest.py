@@ -30,15 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files whose tests are few and long come first, so that neither of two processes waits for the other at the end.
-LONGEST = ("engines", "engine_cards", "outside_package", "faults", "training", "cli", "report_browser")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)))
-
-
 TINY: dict[str, Any] = {
     "name": "tiny",
     "summary": "a U-Net of 7,361 parameters on the embedded digits",

@@ -293,6 +293,7 @@ def test_the_command_scores_with_it_beside_others(finished_run: Path, tmp_path: 
     outcome = command(
         *("attribute", finished_run, "--queries", "digits:validation", "--method", "trak,step-trak"),
         *("--cache", tmp_path / "features", "--out", tmp_path / "s.npz", "--projection-dim", "64"),
+        cwd=tmp_path,
     )
     assert outcome.code == 0, outcome.err
     with np.load(tmp_path / "s.npz") as scores:

@@ -118,7 +118,7 @@ class FeatureStore:
         except (ValueError, OSError, RecursionError) as error:
             raise DtrakError(f"{path} is not the manifest of a feature store: {error}") from error
         if manifest.dtype not in DTYPES or manifest.rows < 1 or math.prod(manifest.shape) < 1:
-            said = f"rows {manifest.rows}, shape {manifest.shape} and dtype {shortened(manifest.dtype)}"
+            said = f"rows {manifest.rows}, dim {manifest.dim} and dtype {shortened(manifest.dtype)}"
             raise DtrakError(f"{path} is not the manifest of a feature store: it has {said}")
         return cls(folder, manifest)
 

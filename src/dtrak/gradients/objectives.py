@@ -67,19 +67,23 @@ OBJECTIVES: Registry[Objective] = Registry(
         "l1": partial(norm, order=1),
         "l2": partial(norm, order=2),
         "linf": partial(norm, order=torch.inf),
-        "probe": probe,
     },
 )
 
 
 def get_objective(name: str) -> Objective:
-    """An objective by its name; `interpolated(0.3)` gives the one between `simple` and `square` with η = 0.3."""
+    """An objective by its name; `interpolated(0.3)` gives the one between `simple` and `square` with η = 0.3.
+
+    `probe` is not in the registry, as it says nothing about a retrained model.
+    """
     if name in OBJECTIVES:
         return OBJECTIVES[name]
+    if name == "probe":
+        return probe
     if match := re.fullmatch(r"interpolated\((\d+|\d*\.\d+)\)", name):
         eta = float(match[1])
         if 0 <= eta <= 1:
             return partial(interpolated, eta=eta)
     raise UsageError(
-        f"unknown objective {name!r}: choose from {', '.join(OBJECTIVES)} or interpolated(η) with η from 0 to 1"
+        f"unknown objective {name!r}: choose from {', '.join(OBJECTIVES)}, probe or interpolated(η) with η from 0 to 1"
     )

@@ -12,8 +12,8 @@ PROJECTIONS: Registry[Callable[[int, Shapes, int], Projection]] = Registry(
     "projection",
     "dtrak.projections",
     {
-        "factored": Factored,
         "sketch": Sketch,
+        "factored": Factored,
         "dense": partial(Dense, entries="gaussian"),
         "dense-rademacher": partial(Dense, entries="rademacher"),
         "identity": Identity,
