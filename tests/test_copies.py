@@ -289,9 +289,9 @@ def test_a_shard_that_is_gone_or_damaged_is_made_again(digits: Images, tmp_path:
     assert after.manifest.bytes == 40 * 2 * after.dim * 2
 
 
-def test_the_command_scores_with_it_beside_others(finished_run: Path, tmp_path: Path) -> None:
+def test_the_command_scores_with_it_beside_others(own_run: Path, tmp_path: Path) -> None:
     outcome = command(
-        *("attribute", finished_run, "--queries", "digits:validation", "--method", "trak,step-trak"),
+        *("attribute", own_run, "--queries", "digits:validation", "--method", "trak,step-trak"),
         *("--cache", tmp_path / "features", "--out", tmp_path / "s.npz", "--projection-dim", "64"),
         cwd=tmp_path,
     )

@@ -101,5 +101,5 @@ def test_slices_and_indices_add_the_same_rows(size: int, k: int, images: int, se
 
 
 def test_unknown_projection_is_named() -> None:
-    with pytest.raises(UsageError, match=r"'sktech'.*sketch, dense"):
+    with pytest.raises(UsageError, match=r"'sktech'.*sketch, factored, dense"):
         make_projection("sktech", 8, SHAPES, 0)
