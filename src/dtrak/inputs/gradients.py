@@ -68,7 +68,7 @@ class Gradients(Source):
     def objectives(self, asked: str | None) -> tuple[str, ...]:
         """The objectives, the one that λ is set for first: the one asked for, where the user has the choice."""
         first = asked if asked is not None and self.any_objective else self.objective
-        return (first, *self.also)
+        return tuple(dict.fromkeys((first, *self.also)))
 
     def use(self, asked: str | None, damped: bool) -> GradientUse:
         return GradientUse(self.kind, self.objectives(asked), self.along_trajectory, damped)
