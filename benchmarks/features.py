@@ -42,6 +42,7 @@ DIMS = (4096, 32768)
 SCALES = (100, 1000, 4000)
 OURS: dict[str, tuple[str, dict[str, Any]]] = {  # the settings of dtrak's rows
     "ours-4096": ("dtrak, k = 4096", {"projection_dim": 4096}),
+    "ours-copies": ("dtrak, every copy, factored, k = 4096", {"projection_dim": 4096, "timesteps": "middle:10"}),
     "ours-32768": ("dtrak, k = 32768", {"projection_dim": 32768}),
     "ours-up": ("dtrak, up_blocks only, k = 4096", {"projection_dim": 4096, "parameters": r"^up_blocks\."}),
     "ours-out": ("dtrak, conv_out only, not projected", {"projection": "identity", "parameters": r"^conv_out\."}),
@@ -212,12 +213,13 @@ def ours(row: str, model: "DiffusionModel", images: Path, folder: Path) -> Resul
     from dtrak.images.images import load_images
 
     label, settings = OURS["ours-4096" if row == "scale" else row]
-    chosen = FeatureSettings(timesteps=K, **settings)
-    featurize(model, load_images(str(images)).select([0]), ["square"], chosen, folder, "warm-up")
+    chosen, apart = FeatureSettings(**{"timesteps": K, **settings}), row == "ours-copies"
+    featurize(model, load_images(str(images)).select([0]), ["square"], chosen, folder, "warm-up", apart=apart)
     start = time.perf_counter()
-    stores = featurize(model, load_images(str(images)), ["square"], chosen, folder, "timed")
+    stores = featurize(model, load_images(str(images)), ["square"], chosen, folder, "timed", apart=apart)
     seconds, store = time.perf_counter() - start, stores["square"]
-    return Result(label, seconds / len(store), note=f"{store.dim:,} numbers an image, on disk")
+    each = "a copy" if apart else "an image"
+    return Result(label, seconds / len(store), note=f"{store.dim:,} numbers {each}, on disk")
 
 
 def peer(row: str, model: "DiffusionModel", images: Path, setting: Setting) -> list[Result]:
