@@ -24,10 +24,11 @@ MODELS: dict[str, Callable[[], DiffusionModel]] = {
     "other layers": tiny.mixed,
     "hidden use of a weight": tiny.hidden,
     "a layer without a batch axis": tiny.unbatched,
+    "layers with two inputs or outputs": tiny.two_inputs_and_outputs,
 }
 
 
-DEFEAT_HOOKS = ("hidden use of a weight", "a layer without a batch axis")
+DEFEAT_HOOKS = ("hidden use of a weight", "a layer without a batch axis", "layers with two inputs or outputs")
 
 
 def features(model: DiffusionModel, objectives: list[str], copies: Copies = COPIES, **settings: object) -> Featurizer:

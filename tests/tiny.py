@@ -87,3 +87,32 @@ class Unbatched(nn.Module):
 def unbatched() -> DiffusionModel:
     torch.manual_seed(4)
     return DiffusionModel(Unbatched(), DDPMScheduler(), SHAPE)
+
+
+class TwoInputs(nn.Module):
+    """A layer that takes the images and their timesteps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, -0.3]))
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.weight[0] * x + self.weight[1] * t.view(-1, 1, 1, 1) / 1000
+
+
+class TwoOutputs(nn.Module):
+    """A network of a layer that gives a tuple, and of one that takes two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(8, 8, batch_first=True)
+        self.mix = TwoInputs()
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        rows, _ = self.recurrent(x.flatten(1, 2))
+        return self.mix(rows.reshape(x.shape), t)
+
+
+def two_inputs_and_outputs() -> DiffusionModel:
+    torch.manual_seed(5)
+    return DiffusionModel(TwoOutputs(), DDPMScheduler(), SHAPE)

@@ -87,5 +87,5 @@ class Scale:
 
 
 def _rules(first: TrainingKernel) -> list[str]:
-    """Return the rules for λ that this kernel can use: `auto` needs the features of another objective."""
+    """Return the rules for λ that this kernel can use: `auto` is one of them if the features for it are there."""
     return ["auto", "spectrum"] if first.automatic is not None else ["spectrum"]

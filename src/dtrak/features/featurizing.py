@@ -128,9 +128,8 @@ class Work:
 class Shard:
     """The features of some rows, and what they took."""
 
-    features: NDArray[
-        np.float32
-    ]  # [objectives, b, k] or [objectives, b, KZ, k]; torch's own tensors would travel by shared memory
+    # [objectives, b, k] or [objectives, b, KZ, k]; numpy's, as torch's own tensors would travel by shared memory
+    features: NDArray[np.float32]
     cost: Cost
 
 

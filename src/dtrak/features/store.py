@@ -138,16 +138,18 @@ class FeatureStore:
         return [range(start, min(start + rows, len(self))) for start in range(0, len(self), rows)]
 
     def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
-        """All rows in order, some shards at a time: (rows, float32 [b, k] or [b, C, k]); or only the `wanted` ones."""
+        """All rows in order, or only the `wanted` ones, some shards at a time: (rows, float32 [b, k] or [b, C, k])."""
+        wanted = range(len(self)) if wanted is None else wanted
+        shards = [
+            index for index, rows in enumerate(self.shards) if rows.start < wanted.stop and wanted.start < rows.stop
+        ]
         step = max(1, BLOCK_BYTES // (len(self.shards[0]) * math.prod(self.manifest.shape) * 4))
-        for start in range(0, len(self.shards), step):
-            shards = range(start, min(start + step, len(self.shards)))
-            rows = range(self.shards[shards[0]].start, self.shards[shards[-1]].stop)
-            if wanted is None:
-                yield rows, torch.cat([self._read_whole(index) for index in shards])
-            elif chosen := range(max(rows.start, wanted.start), min(rows.stop, wanted.stop)):
-                block = torch.cat([self._read_whole(index) for index in shards])
-                yield chosen, block[chosen.start - rows.start : chosen.stop - rows.start]
+        for start in range(0, len(shards), step):
+            part = shards[start : start + step]
+            first, last = self.shards[part[0]], self.shards[part[-1]]
+            rows = range(max(first.start, wanted.start), min(last.stop, wanted.stop))
+            block = torch.cat([self._read_whole(index) for index in part])
+            yield rows, block[rows.start - first.start : rows.stop - first.start]
 
     def numpy(self) -> Any:
         """All rows at once, float32 [N, k] or [N, C, k]: for small sets such as queries."""

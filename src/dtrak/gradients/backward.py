@@ -13,16 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dtrak.gradients.layers import gradient_of, owners, supported
+from dtrak.gradients.layers import WITHOUT_INPUT, gradient_of, owners, supported
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
 from dtrak.noise import gaussian
 
-FOLDED = 1024
+FOLDED = 1024  # numbers of each gradient that the trial of hooks compares
 TOLERANCE = 1e-2  # float32 rounding is far below this, a gradient that was missed far above
 Receiver = Callable[[str, Tensor], None]  # called with a parameter's name and its gradient [images, n]
-# Called with a parameter's name, its layer and the layer's input before the gradient is there; gives what is to be done
-# with the output's gradient, or None if the parameter's own gradient is wanted.
+# Called in the forward pass with a parameter's name, its layer and the layer's input. It returns what the backward pass
+# calls with the gradient of the layer's output, or None if the gradient of the parameter itself is needed.
 Shortcut = Callable[[str, nn.Module, Tensor], Callable[[Tensor], None] | None]
 
 
@@ -68,14 +68,16 @@ def gradient_of_each_image(
     """Within this block a backward pass calls `receive(name, [images, n])` for each named parameter.
 
     The batch holds the copies of `images` images, those of one image side by side. A layer that is called several
-    times calls `receive` each time: the gradient is the sum. Parameters for which there is a `shortcut` take that.
+    times calls `receive` each time: the gradient is the sum. If there is a `shortcut` for a parameter, it is called
+    instead.
     """
 
     def collector(name: str, layer: nn.Module, a: Tensor) -> Callable[[Tensor], None]:
         if (short := shortcut(name, layer, a)) is not None:
             return short
         gradient = gradient_of(layer, name.rpartition(".")[2])
-        return lambda g: receive(name, gradient(layer, a, g, images))
+        needed = a.new_empty(0) if gradient in WITHOUT_INPUT else a  # else the input would stay in memory
+        return lambda g: receive(name, gradient(layer, needed, g, images))
 
     def hook(path: str, layer: nn.Module) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         chosen = [
@@ -110,8 +112,9 @@ def gradient_of_each_image(
 def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Condition | None = None) -> bool:
     """Whether hooks on the layers give each image its own gradient, tried on two copies of each of two images.
 
-    They do not where a layer's type is unknown, where a network uses a parameter outside of its layer's call, or where
-    a layer's input has no batch axis. `condition` is that of one image, each [1, …].
+    They do not where a parameter belongs to a block of layers, where a network uses a parameter outside of its layer's
+    call, or where a layer has several inputs or outputs, or an input without a batch axis. `condition` is that of one
+    image, each [1, …].
     """
     if not supported(model.network, names):
         return False
@@ -124,7 +127,7 @@ def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Conditio
     ]
     try:
         found = _collected(model, noisy, timesteps, of_four, names, images=2)
-    except (RuntimeError, ValueError, IndexError):
+    except Exception:  # layers with several inputs or outputs fail in ways of their own
         return False
     # Some gradients are zero but for rounding, as those of a bias before a softmax.
     rounding = 1e-5 * torch.stack([gradient.norm() for one in expected for gradient in one.values()]).norm()

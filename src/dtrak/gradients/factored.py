@@ -24,14 +24,14 @@ from torch import Tensor, nn
 
 from dtrak.errors import UsageError
 from dtrak.gradients.layers import is_known
-from dtrak.gradients.projections import Identity, Projection, Shapes, Shortcut, Sketch, sizes_of
+from dtrak.gradients.projections import AddFromOutput, Identity, Projection, Shapes, Sketch, sizes_of
 from dtrak.noise import stream
 
 SHARE_OF_VECTORS = 1 / 8  # of the k numbers, at most
 
 
 class Factored(Projection):
-    """p² numbers of each matrix, with the largest p for which all fit into `dim`; `self.dim` is how many there are."""
+    """About p² numbers of each matrix, with the largest p for which all fit into `dim`; `self.dim` is their number."""
 
     has_shortcuts = True
 
@@ -70,8 +70,8 @@ class Factored(Projection):
         a, b = self.factors(name, gradient)
         out[:, self._places[name]] += (b @ gradient.view(-1, *self._full[name]) @ a.T).flatten(1)
 
-    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> Shortcut | None:
-        """B ∇W Aᵀ of each image from A a, which is kept instead of a, and from B g."""
+    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> AddFromOutput | None:
+        """Return a function that adds B ∇W Aᵀ of each image, from A a, which is kept instead of a, and from B g."""
         reduce = REDUCED.get(type(layer))
         if reduce is None or not is_known(layer) or name not in self._places or getattr(layer, "groups", 1) != 1:
             return None

@@ -64,6 +64,7 @@ def embedding_weight(layer: nn.Embedding, a: Tensor, g: Tensor, images: int) -> 
     return weight.scatter_add_(1, a.unsqueeze(-1).expand_as(g), g).flatten(1)
 
 
+WITHOUT_INPUT = (sum_of_channels, sum_of_last)  # the input is not needed for these
 LAYERS: dict[type[nn.Module], dict[str, LayerGradient]] = {
     nn.Linear: {"weight": linear_weight, "bias": sum_of_last},
     nn.Conv2d: {"weight": conv2d_kernel, "bias": sum_of_channels},
@@ -74,7 +75,7 @@ LAYERS: dict[type[nn.Module], dict[str, LayerGradient]] = {
 
 
 def gradient_of(layer: nn.Module, key: str) -> LayerGradient:
-    """The function for the parameter `key` of a layer."""
+    """Return the function that gives the gradient of the parameter `key` of a layer."""
     if is_known(layer) and key in LAYERS[type(layer)]:
         return LAYERS[type(layer)][key]
     return lambda layer, a, g, images: by_autograd(layer, key, a, g, images)

@@ -21,21 +21,22 @@ class Projection:
     """A linear map from the gradients of all parameters to `dim` numbers."""
 
     dim: int
-    has_shortcuts = False
+    has_shortcuts = False  # whether `shortcut` gives functions
 
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
         """out [B, k] += gradient [B, n] of the parameter `name`, projected. The gradient is used up."""
         raise NotImplementedError
 
-    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> "Shortcut | None":
-        """A way to the projection of a parameter's gradient from its layer's input a and output gradient g alone.
+    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> "AddFromOutput | None":
+        """Return a function that projects a parameter's gradient without forming it, from its layer's input a.
 
-        It takes `out` [B, k], where the projection is added, and g. None if the gradient itself is needed.
+        It is called with `out` [B, k], to which it adds, and with the gradient of the layer's output. None if the
+        parameter's gradient itself is needed.
         """
         return None
 
 
-Shortcut = Callable[[Tensor, Tensor], None]
+AddFromOutput = Callable[[Tensor, Tensor], None]  # called with `out` and the gradient of a layer's output
 
 
 class Sketch(Projection):

@@ -21,8 +21,8 @@ from dtrak.inputs.outcomes import benchmark_of
 from dtrak.inputs.task import Source, Task
 from dtrak.kernels import PRECONDITIONERS
 from dtrak.kernels.copies import CopyFeatures, OneCopy
-from dtrak.kernels.damping import bounded_agreement, compared_objective
-from dtrak.kernels.pooled import fit_pooled, pooled_dimension
+from dtrak.kernels.damping import bounded_agreement, compared_objective, share_of_rows
+from dtrak.kernels.pooled import fit_pooled
 from dtrak.kernels.preconditioner import Preconditioner
 from dtrak.kernels.ridge import decompose
 from dtrak.noise import stable_hash
@@ -142,29 +142,27 @@ class Gradients(Source):
         return task.once_for_training(("damped kernel", self.preconditioner, objective, led_by), make)
 
     def _of_copies(self, task: Task, member: int) -> Iterator[Vectors]:
-        """The copies of all objectives side by side: one input with a pooled kernel, or one for each copy."""
+        """Yield one input with a kernel of the copies of all objectives, or one input for each copy."""
         settings, objectives = task.settings, self.objectives(task.settings.objective)
         stores = _train_stores(task, self.kind, member)
         features = CopyFeatures([stores[one] for one in objectives], settings.length == "unit")
+        scored = features if settings.copies == "apart" else features.mean()
         of_queries = _query_stores(task, self.kind, member, self.along_trajectory)
-        queries = features.prepared([torch.from_numpy(of_queries[one].numpy()) for one in objectives])
+        queries = scored.prepared([torch.from_numpy(of_queries[one].numpy()) for one in objectives]).numpy()
         if settings.kernel == "per-copy":
             for copy in range(queries.shape[1]):
                 rows = OneCopy(features, copy)
-                yield Vectors(
-                    rows, queries[:, copy].numpy(), TrainingKernel(partial(decompose, rows), pooled_dimension)
-                )
+                fitted = TrainingKernel(partial(decompose, rows), partial(share_of_rows, copies=1))
+                yield Vectors(rows, queries[:, copy], fitted)
             return
-        scored = features if settings.copies == "apart" else features.mean()
-        if settings.copies == "averaged":
-            queries = queries.mean(1, keepdim=True)
+        copies = sum(len(stores[one].manifest.timesteps) * stores[one].manifest.draws for one in objectives)
 
         def make() -> TrainingKernel:
-            return TrainingKernel(partial(fit_pooled, features, scored), pooled_dimension)
+            return TrainingKernel(partial(fit_pooled, features, scored), partial(share_of_rows, copies=copies))
 
         key = ("pooled kernel", objectives, settings.length, settings.copies)
         fitted = task.once_for_training(key, make) if self.models == "final" else make()
-        yield Vectors(scored, queries.numpy(), fitted)
+        yield Vectors(scored, queries, fitted)
 
 
 def _compared(task: Task, kind: GradientKind) -> tuple[str, ...]:

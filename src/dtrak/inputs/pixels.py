@@ -44,9 +44,10 @@ class InputRows:
     def __len__(self) -> int:
         return len(self.images)
 
-    def blocks(self) -> Iterator[tuple[range, Tensor]]:
-        for start in range(0, len(self), IMAGES_AT_ONCE):
-            rows = range(start, min(start + IMAGES_AT_ONCE, len(self)))
+    def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
+        wanted = range(len(self)) if wanted is None else wanted
+        for start in range(0, len(wanted), IMAGES_AT_ONCE):
+            rows = wanted[start : start + IMAGES_AT_ONCE]
             yield rows, self.images.tensor(rows).flatten(1)
 
 

@@ -2,29 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-
-class StoredCopies(Protocol):
-    """Features of every copy: a feature store, or anything like it."""
-
-    @property
-    def dim(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
-        """All images in order, or the wanted ones: which, and float32 [b, C, k]."""
+from dtrak.kernels.preconditioner import Rows
 
 
 @dataclass(frozen=True, eq=False)
 class CopyFeatures:
     """φ_c [N, C, k]: the copies of one or several objectives side by side."""
 
-    stores: Sequence[StoredCopies]  # one for each objective, of the same images
+    stores: Sequence[Rows]  # one for each objective, of the same images
     unit: bool = True  # whether every φ_c is scaled to length 1
     averaged: bool = False  # whether the mean of an image's copies takes their place: [N, 1, k]
 
@@ -36,12 +25,11 @@ class CopyFeatures:
         return len(self.stores[0])
 
     def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
-        """All images in order, or the wanted ones: which, and float32 [b, C, k]."""
         for parts in zip(*(store.blocks(wanted) for store in self.stores), strict=True):
             yield parts[0][0], self.prepared([block for _, block in parts])
 
     def prepared(self, of_objectives: Sequence[Tensor]) -> Tensor:
-        """The copies [b, C, k] of each objective as this says."""
+        """Join the copies [b, C, k] of each objective, scale them and average them, as the fields say."""
         found = torch.cat(list(of_objectives), 1)
         if self.unit:
             found = torch.nn.functional.normalize(found, dim=2)

@@ -22,6 +22,7 @@ from dtrak.noise import stream
 
 SHARE = 0.1  # of the images: what `spectrum` takes as the dimension
 LEAST, MOST = 0.05, 0.25  # of the images, for `auto`: where agreement falls slowly, its end is uncertain
+SHARE_OF_ROWS = 0.12  # of images × copies, for kernels of noised copies: docs/results.md
 TRIED = 24  # dimensions that `auto` tries
 ASKED = 100  # training images that it asks about
 CONFIRMED = 0.9  # of a dimension, that the other objective has to ask for
@@ -102,6 +103,11 @@ def damping_as_of(other: Preconditioner, its_damping: float, kernel: Preconditio
 def bounded_agreement(kernel: Preconditioner, compared: Callable[[], Preconditioner]) -> float:
     """The dimension at which two objectives agree, within reason; `compared` is fitted on the other one."""
     return float(np.clip(agreed_dimension(kernel, compared()), LEAST * kernel.images, MOST * kernel.images))
+
+
+def share_of_rows(kernel: Preconditioner, copies: int) -> float:
+    """The dimension that `auto` sets for kernels of noised copies: a share of the rows that it was fitted on."""
+    return SHARE_OF_ROWS * copies * kernel.images
 
 
 def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:

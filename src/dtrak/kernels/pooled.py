@@ -13,13 +13,10 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dtrak.kernels.copies import CopyFeatures
-from dtrak.kernels.preconditioner import EVERY, Array, Preconditioner
+from dtrak.kernels.preconditioner import EVERY, Array
 from dtrak.kernels.ridge import eigen
-
-SHARE_OF_ROWS = 0.12  # what predicts best on models that were trained to the end: docs/results.md
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +26,6 @@ class PooledKernel:
     eigenvalues: Array  # s [r], positive, rising
     directions: NDArray[np.float32]  # V [k, r]
     features: CopyFeatures
-    copies: int  # C, of each image that it was fitted on
 
     def __len__(self) -> int:
         return len(self.features)
@@ -43,7 +39,7 @@ class PooledKernel:
         return np.asarray(queries @ self.directions, dtype=np.float64)
 
     def train_coordinates(self, rows: Sequence[int] | NDArray[np.int64]) -> Array:
-        found = [self._block(range(row, row + 1)) for row in map(int, rows)]
+        found = [block for row in rows for _, block in self.features.blocks(range(int(row), int(row) + 1))]
         return self.coordinates(torch.cat(found).numpy())
 
     def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> NDArray[np.float32]:
@@ -74,19 +70,9 @@ class PooledKernel:
     def _squares(self, weights: Array, train: slice) -> Array:
         """Σ_c Σ_r (v_r·φ_c)² w_r, [N]."""
         directions, wide = torch.from_numpy(self.directions), torch.from_numpy(weights)
-        found = []
-        for _, block in self.features.blocks(range(len(self))[train]):
-            found.append((block @ directions).square().sum(1).double() @ wide)
-        return np.asarray(torch.cat(found).numpy())
-
-    def _block(self, rows: range) -> Tensor:
-        return torch.cat([block for _, block in self.features.blocks(rows)])
-
-
-def pooled_dimension(kernel: Preconditioner) -> float:
-    """The dimension that `auto` sets: a share of the rows that the kernel was fitted on."""
-    copies = kernel.copies if isinstance(kernel, PooledKernel) else 1
-    return SHARE_OF_ROWS * copies * kernel.images
+        blocks = self.features.blocks(range(len(self))[train])
+        squares = [(block @ directions).square().sum(1).double() @ wide for _, block in blocks]
+        return np.asarray(torch.cat(squares).numpy())
 
 
 def fit_pooled(features: CopyFeatures, scored: CopyFeatures | None = None) -> PooledKernel:
@@ -105,4 +91,4 @@ def fit_pooled(features: CopyFeatures, scored: CopyFeatures | None = None) -> Po
         rows = torch.cat([block.flatten(0, 1) for _, block in features.blocks()]).double().numpy()  # fewer than k
         eigenvalues, vectors = eigen(np.asfortranarray(rows @ rows.T), features.dim)
         directions = rows.T @ (vectors / np.sqrt(eigenvalues))
-    return PooledKernel(eigenvalues, directions.astype(np.float32), scored or features, copies)
+    return PooledKernel(eigenvalues, directions.astype(np.float32), scored or features)

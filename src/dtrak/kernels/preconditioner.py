@@ -28,25 +28,26 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def blocks(self) -> Iterable[tuple[range, Tensor]]:
-        """All rows in order: which ones, and their float32 [b, k]."""
+    def blocks(self, wanted: range | None = None) -> Iterable[tuple[range, Tensor]]:
+        """All rows in order, or only the wanted ones: which, and their float32 [b, k]; of every copy, [b, C, k]."""
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayRows:
     """Rows of an array, as one block."""
 
-    array: NDArray[np.float32]  # [N, k]
+    array: NDArray[np.float32]  # [N, k], or [N, C, k] of every copy
 
     @property
     def dim(self) -> int:
-        return int(self.array.shape[1])
+        return int(self.array.shape[-1])
 
     def __len__(self) -> int:
         return len(self.array)
 
-    def blocks(self) -> Iterator[tuple[range, Tensor]]:
-        yield range(len(self)), torch.from_numpy(self.array)
+    def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
+        rows = range(len(self)) if wanted is None else wanted
+        yield rows, torch.from_numpy(self.array[rows.start : rows.stop])
 
 
 class Preconditioner(Protocol):
