@@ -17,7 +17,7 @@ from dtrak.errors import UsageError
 from dtrak.features.trajectories import Trajectories
 from dtrak.models.sampling import BATCH, sample, to_pixels
 from dtrak.noise import gaussian
-from test_benchmark import TRAIN, write_benchmark
+from tiny_benchmark import TRAIN, write_benchmark
 
 STEPS, SEEDS = 5, (7, 3, 11)
 PASSED = (800, 600, 400, 200, 0)
