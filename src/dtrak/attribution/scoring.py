@@ -18,7 +18,7 @@ from dtrak.methods.method import Method, Values
 
 def score(task: Task, method: Method, damping: Damping) -> Scores:
     """The method's scores of the task's training images for its queries."""
-    (values,), own = _averaged(task, method, [damping], method.tells_self_influence)
+    (values,), own = _averaged(task, method, [damping], method.has_self_influence)
     return Scores(values, task.train.ids, task.queries.ids, method.name, task.train.columns, own)
 
 
