@@ -1,4 +1,4 @@
-"""The one call: a model, its training images and the pictures asked about in, scores out."""
+"""`attribute` takes a model, its training images and queries, and returns scores."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
 
 
 @overload
-def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well: the first one counts
+def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well; the first overload counts
     model: Model,
     train: Data,
     queries: Data,
@@ -138,13 +138,14 @@ def attribute(
 ) -> Scores | dict[str, Scores]:
     """Score every training image for every query.
 
-    `method` is a name from `dtrak.methods` or a `Method`, by default the recommended one; or several, which share what
-    they can, and then the answer is a dictionary by name. "all" stands for every method whose needs are met. An
-    `objective`, by name or as a function, replaces D-TRAK's L_Square, and without `method` asks for D-TRAK. `damping`
-    is "auto", "spectrum", a fraction of the mean eigenvalue of ΦΦᵀ, or "absolute:λ" (see `dtrak.kernels.damping`).
+    `method` is a name from `dtrak.methods` or a `Method`; the default is the recommended method. For several methods,
+    the result is a dictionary by name, and they share the features that they have in common. "all" stands for every
+    method whose needs are met. An `objective`, which is a name or a function, replaces D-TRAK's L_Square; if it is
+    given without `method`, the method is D-TRAK. `damping` is "auto", "spectrum", a fraction of the mean eigenvalue of
+    ΦΦᵀ, or "absolute:λ" (see `dtrak.kernels.damping`).
 
-    `cache` is a folder that keeps the features: the next question about the same training images costs only its
-    queries. An `engine` computes gradients on its workers (see `dtrak.engines`). `Settings` says what the others are.
+    `cache` is a folder that keeps the features: the next call with the same training images computes only the features
+    of its queries. An `engine` computes gradients on its workers (see `dtrak.engines`). `Settings` explains the others.
     """
     settings = Settings(
         timesteps=timesteps,
@@ -177,8 +178,8 @@ def attribute(
         latents=_path(latents),
     )
     several = not isinstance(method, str | Method | None)
-    asked = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
-    names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in asked]
+    chosen = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
+    names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in chosen]
     scores = attribute_with(model, train, queries, names, settings, cache=cache, device=device, engine=engine)
     return scores if several or names == [EVERY_METHOD] else scores[names[0]]
 
@@ -194,7 +195,7 @@ def attribute_with(
     device: str | None = None,
     engine: Engine | None = None,
 ) -> dict[str, Scores]:
-    """The same with settings as one object, for methods by name; the scores by method."""
+    """Do the same as `attribute` with one settings object and methods by name. Return the scores by method."""
     damping = Damping.parse(settings.damping)
     with kept_until_done(None if cache is None else Path(cache)) as folder:
         task, chosen = prepare(model, train, queries, methods, settings, folder, device, engine)
@@ -202,7 +203,7 @@ def attribute_with(
 
 
 def _name(objective: str | Objective | None) -> str | None:
-    """Objectives are known by name from here on; a function of the user's gets its own."""
+    """Return the name of an objective. A function is added to the registry under its own name."""
     if objective is None or isinstance(objective, str):
         return objective
     return OBJECTIVES.add(getattr(objective, "__name__", repr(objective)), objective)
