@@ -2,18 +2,24 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal, TypeVar, overload
 
 from dtrak.attribution.preparing import Data, Model, prepare
 from dtrak.attribution.scores import Scores
 from dtrak.attribution.scoring import score
 from dtrak.engines import Engine
+from dtrak.features.encoders import ENCODERS, LoadEncoder
+from dtrak.features.featurizing import MakeProjection
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.files import kept_until_done
 from dtrak.gradients.objectives import OBJECTIVES, Objective
+from dtrak.gradients.projecting import PROJECTIONS
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
+from dtrak.registry import Registry
+
+Registered = TypeVar("Registered")
 
 
 @overload
@@ -26,7 +32,7 @@ def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well
     timesteps: int | str = ...,
     draws: int = ...,
     noise: Literal["shared", "per-image"] = ...,
-    projection: str | None = ...,
+    projection: str | MakeProjection | None = ...,
     projection_dim: int = ...,
     parameters: str | None = ...,
     seed: int = ...,
@@ -46,7 +52,7 @@ def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well
     ensemble_size: int = ...,
     subsets: int | None = ...,
     output: str = ...,
-    encoder: str = ...,
+    encoder: str | LoadEncoder = ...,
     step: int | None = ...,
     ddim_steps: int = ...,
     guidance: float | None = ...,
@@ -67,7 +73,7 @@ def attribute(
     timesteps: int | str = ...,
     draws: int = ...,
     noise: Literal["shared", "per-image"] = ...,
-    projection: str | None = ...,
+    projection: str | MakeProjection | None = ...,
     projection_dim: int = ...,
     parameters: str | None = ...,
     seed: int = ...,
@@ -87,7 +93,7 @@ def attribute(
     ensemble_size: int = ...,
     subsets: int | None = ...,
     output: str = ...,
-    encoder: str = ...,
+    encoder: str | LoadEncoder = ...,
     step: int | None = ...,
     ddim_steps: int = ...,
     guidance: float | None = ...,
@@ -107,7 +113,7 @@ def attribute(
     timesteps: int | str = 10,
     draws: int = 1,
     noise: Literal["shared", "per-image"] = "shared",
-    projection: str | None = None,
+    projection: str | MakeProjection | None = None,
     projection_dim: int = 4096,
     parameters: str | None = None,
     seed: int = 0,
@@ -127,7 +133,7 @@ def attribute(
     ensemble_size: int = 8,
     subsets: int | None = None,
     output: str = "simple",
-    encoder: str = DEFAULT_ENCODER,
+    encoder: str | LoadEncoder = DEFAULT_ENCODER,
     step: int | None = None,
     ddim_steps: int = 50,
     guidance: float | None = None,
@@ -141,7 +147,8 @@ def attribute(
     `method` is a name from `dtrak.methods` or a `Method`; the default is the recommended method. For several methods,
     the result is a dictionary by name, and they share the features that they have in common. "all" stands for every
     method whose needs are met. An `objective`, which is a name or a function, replaces D-TRAK's L_Square; if it is
-    given without `method`, the method is D-TRAK. `damping` is "auto", "spectrum", a fraction of the mean eigenvalue of
+    given without `method`, the method is D-TRAK. A `projection` and an `encoder` may be functions as well, of the kinds
+    in `PROJECTIONS` and `ENCODERS`. `damping` is "auto", "spectrum", a fraction of the mean eigenvalue of
     ΦΦᵀ, or "absolute:λ" (see `dtrak.kernels.damping`).
 
     `cache` is a folder that keeps the features: the next call with the same training images computes only the features
@@ -151,7 +158,7 @@ def attribute(
         timesteps=timesteps,
         draws=draws,
         noise=noise,
-        projection=projection,
+        projection=None if projection is None else _name(PROJECTIONS, projection),
         projection_dim=projection_dim,
         parameters=parameters,
         seed=seed,
@@ -160,7 +167,7 @@ def attribute(
         autocast=autocast,
         batch_size=batch_size,
         skip_bad=skip_bad,
-        objective=_name(objective),
+        objective=None if objective is None else _name(OBJECTIVES, objective),
         damping=damping,
         kernel=kernel,
         copies=copies,
@@ -171,7 +178,7 @@ def attribute(
         ensemble_size=ensemble_size,
         subsets=subsets,
         output=output,
-        encoder=encoder,
+        encoder=_name(ENCODERS, encoder),
         step=step,
         ddim_steps=ddim_steps,
         guidance=guidance,
@@ -202,11 +209,9 @@ def attribute_with(
         return {one.name: score(task, one, damping) for one in chosen}
 
 
-def _name(objective: str | Objective | None) -> str | None:
-    """Return the name of an objective. A function is added to the registry under its own name."""
-    if objective is None or isinstance(objective, str):
-        return objective
-    return OBJECTIVES.add(getattr(objective, "__name__", repr(objective)), objective)
+def _name(registry: Registry[Registered], given: str | Registered) -> str:
+    """Return the name that was given. If a function was given, add it to the registry under its own name."""
+    return given if isinstance(given, str) else registry.add(getattr(given, "__name__", repr(given)), given)
 
 
 def _path(given: str | Path | None) -> Path | None:

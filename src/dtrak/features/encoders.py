@@ -189,7 +189,5 @@ def _check_is_clip(folder: Path, name: str) -> None:
         raise UsageError(f"{name} does not say how to prepare images: it has no preprocessor_config.json")
 
 
-# Each function takes the name and the device.
-ENCODERS: Registry[Callable[[str, str], Encoder]] = Registry(
-    "encoder", "dtrak.encoders", {"efficientnet-lite0": _efficientnet_lite0}
-)
+LoadEncoder = Callable[[str, str], Encoder]  # from a name and a device
+ENCODERS: Registry[LoadEncoder] = Registry("encoder", "dtrak.encoders", {"efficientnet-lite0": _efficientnet_lite0})

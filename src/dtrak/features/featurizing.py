@@ -20,9 +20,9 @@ from dtrak.features.settings import FeatureSettings
 from dtrak.features.store import Cost, FeatureStore, Manifest, fill, fill_from
 from dtrak.features.trajectories import Trajectories
 from dtrak.gradients.featurizer import Copies, Featurizer, NotFiniteError
-from dtrak.gradients.objectives import get_objective
-from dtrak.gradients.projecting import make_projection
-from dtrak.gradients.projections import Projection
+from dtrak.gradients.objectives import OBJECTIVES, Objective, get_objective
+from dtrak.gradients.projecting import PROJECTIONS, make_projection
+from dtrak.gradients.projections import Projection, Shapes
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
@@ -30,6 +30,7 @@ from dtrak.models.diffusion import EVERY_PARAMETER, LORA
 from dtrak.models.memory import total_memory
 from dtrak.progress import progress_bar, say
 
+MakeProjection = Callable[[int, Shapes, int], Projection]  # from k, the shapes of the parameters by name, and a seed
 COPY_BYTES = 200  # what a noised copy takes in memory, in addition to its noise
 
 
@@ -124,6 +125,20 @@ class Work:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class SentWork:
+    """Work as a worker gets it, with the functions that Python code gave, as the worker does not know their names."""
+
+    work: Work
+    objectives: dict[str, Objective]
+    projections: dict[str, MakeProjection]
+
+    @classmethod
+    def of(cls, work: Work) -> "SentWork":
+        projection = work.settings.projection_of(work.apart)
+        return cls(work, OBJECTIVES.added(work.objectives), PROJECTIONS.added([projection]))
+
+
 @dataclass(frozen=True)
 class Shard:
     """The features of some rows, and the seconds that they took."""
@@ -144,6 +159,13 @@ def shard_of(work: Work, rows: range, advance: Callable[[int], None] = lambda co
         advance(len(part))
     projection = features.projection_seconds - projected
     return Shard(torch.cat(parts, 1).numpy(), Cost(time.perf_counter() - started - projection, projection))
+
+
+def shard_of_sent(sent: SentWork, rows: range) -> Shard:
+    """Compute the features of some rows on a worker."""
+    OBJECTIVES.learn(sent.objectives)
+    PROJECTIONS.learn(sent.projections)
+    return shard_of(sent.work, rows)
 
 
 def _of_pass(work: Work, rows: list[int]) -> Tensor:
@@ -196,11 +218,11 @@ def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tup
     images = work.images.in_memory() if engine.is_remote and isinstance(work.images, ModelInputs) else work.images
     device = work.model.device
     gpu, card = gpu_of(str(device))
-    sent = replace(work, images=images, device=device_of_worker(engine, str(device)))
     try:
         if gpu and not engine.is_here:
             work.model.to("cpu")  # a worker may know this GPU under another name
-        yield from engine.run(shard_of, sent, missing, threads, gpu, card or None)  # card 0 may mean just cuda
+        sent = SentWork.of(replace(work, images=images, device=device_of_worker(engine, str(device))))
+        yield from engine.run(shard_of_sent, sent, missing, threads, gpu, card or None)  # card 0 may mean just cuda
     finally:
         work.model.to(device)
 
