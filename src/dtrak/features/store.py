@@ -28,6 +28,7 @@ from torch import Tensor
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import make_folder, write_bytes, write_json, write_once
 from dtrak.limits import shortened
+from dtrak.sections import first_mistake
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 COST = "cost.json"  # seconds per row
@@ -114,9 +115,7 @@ class FeatureStore:
         except FileNotFoundError:
             raise UsageError(f"no features at {folder}: it has no manifest.json") from None
         except ValidationError as error:
-            first = error.errors()[0]
-            reason = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {shortened(first['input'])})"
-            raise DtrakError(f"{path} is not the manifest of a feature store: {reason}") from None
+            raise DtrakError(f"{path} is not the manifest of a feature store: {first_mistake(error)}") from None
         except (ValueError, OSError, RecursionError) as error:
             raise DtrakError(f"{path} is not the manifest of a feature store: {error}") from error
         if manifest.dtype not in DTYPES or manifest.rows < 1 or math.prod(manifest.shape) < 1:
