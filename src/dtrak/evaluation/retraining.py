@@ -42,7 +42,7 @@ from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.inputs.benchmark import QUERIES, losses_file
 from dtrak.limits import check_number, shortened
-from dtrak.models import save_model
+from dtrak.models import DiffusionModel, save_model
 from dtrak.models.prompts import PROMPT
 from dtrak.runs.recipes import Evaluation, Recipe
 from dtrak.runs.run import Run, versions
@@ -133,26 +133,7 @@ def make_benchmark(
         settings.keep_models,
         device,
     )
-    record: dict[str, Any] = {
-        "name": run.recipe.name,
-        "train": len(train),
-        "subsets": settings.subsets,
-        "fraction": settings.fraction,
-        "stratified": labels is not None,
-        "seeds": settings.seeds,
-        "seed": settings.seed,
-        "queries": {name: len(images) for name, images in queries.items()},
-        "timesteps": str(settings.timesteps or total),
-        "noises": settings.noises,
-        "keep_models": settings.keep_models,
-        "recipe": run.recipe.model_dump(mode="json", exclude={"data": {"subset"}}),
-        "fingerprints": {
-            "model": model.fingerprint,
-            **{name: inputs.fingerprint for name, inputs in {"train": train, **query_inputs}.items()},
-        },
-        "threads": threads_per_job(run.recipe, model, train.condition([0])),
-        "versions": versions(),
-    }
+    record = _record(run, settings, model, context)
     with alone_in(folder):
         record |= _check_same(folder, record)
         for subfolder in (folder, *(folder / name for name in ("jobs", "outputs", "retrained"))):
@@ -164,6 +145,31 @@ def make_benchmark(
         _run_missing_jobs(folder, context, jobs, engine, record["threads"])
         _assemble(folder, context, jobs)
         write_json(folder / "benchmark.json", record)
+
+
+def _record(run: Run, settings: RetrainingSettings, model: DiffusionModel, context: Retraining) -> dict[str, Any]:
+    """Return the content of benchmark.json, which says how a benchmark is made."""
+    train, queries = context.images, context.queries
+    return {
+        "name": run.recipe.name,
+        "train": len(train),
+        "subsets": settings.subsets,
+        "fraction": settings.fraction,
+        "stratified": "label" in run.train_images.columns,
+        "seeds": settings.seeds,
+        "seed": settings.seed,
+        "queries": {name: len(inputs) for name, inputs in queries.items()},
+        "timesteps": str(settings.timesteps or model.timesteps),
+        "noises": settings.noises,
+        "keep_models": settings.keep_models,
+        "recipe": run.recipe.model_dump(mode="json", exclude={"data": {"subset"}}),
+        "fingerprints": {
+            "model": model.fingerprint,
+            **{name: inputs.fingerprint for name, inputs in {"train": train, **queries}.items()},
+        },
+        "threads": threads_per_job(run.recipe, model, train.condition([0])),
+        "versions": versions(),
+    }
 
 
 def _check_same(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
