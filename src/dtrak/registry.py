@@ -59,7 +59,7 @@ class Registry(Mapping[str, Registered], Generic[Registered]):
 
     @property
     def _all(self) -> dict[str, Registered]:
-        """All entries, with those of other packages, which cannot replace one of this package."""
+        """Return all entries, with those of other packages, which cannot replace one of this package."""
         if not self._has_read_entry_points:
             self._has_read_entry_points = True
             for point in entry_points(group=self.group):

@@ -1,4 +1,4 @@
-"""The options that say how scores are made: one for each setting that has a help text, and where the work is done."""
+"""The options for scoring: one for each setting that has a help text, and those that say where the work is done."""
 
 import inspect
 from collections.abc import Callable
@@ -29,15 +29,20 @@ EngineName = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        metavar="N", parser=whole_number(1, MOST["workers"]), help="Jobs at a time.", show_default="as many as fit"
+        metavar="N",
+        parser=whole_number(1, MOST["workers"]),
+        help="How many jobs run at a time.",
+        show_default="as many as fit",
     ),
 ]
-Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of a running Ray cluster; or auto.")]
+Address = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="The address of a running Ray cluster, or auto.")
+]
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """What was typed of how to score; what was not is as a recipe or the defaults have it."""
+    """The options for scoring that were typed. A recipe or the defaults decide about the others."""
 
     typed: dict[str, Any]  # fields of `Settings`
     methods: str | None = None
@@ -45,22 +50,23 @@ class Scoring:
     engine: "Engine | None" = None
 
     def asking_for(self, methods: str | None, damping: str | None) -> "Scoring":
-        """With the options that each command words in its own way."""
+        """Return the same with the options that each command declares in its own way."""
         more = {} if damping is None else {"damping": damping}
         return replace(self, methods=methods, typed=self.typed | more)
 
     def settings(self, usual: Settings | None = None) -> Settings:
-        """The settings as they are without options, with what was typed."""
+        """Return the usual settings, with those replaced that were typed."""
         return replace(usual or Settings(), **self.typed)
 
     def method_names(self, settings: Settings, usual: str | None = None) -> list[str]:
+        """Return the names of the methods that were typed, or of the usual ones."""
         from dtrak.methods import split_methods
 
         return split_methods(self.methods or usual, settings.objective)
 
 
 def _options() -> dict[str, Any]:
-    """An option for each setting that has a help text, by its name."""
+    """Return an option for each setting that has a help text, by its name."""
     hints, found = get_type_hints(Settings, include_extras=True), dict[str, Any]()
     for setting in fields(Settings):
         kind, *extras = get_args(hints[setting.name]) or (None,)
@@ -88,9 +94,9 @@ WHERE: dict[str, Any] = {"cache": Cache, "engine": EngineName, "workers": Worker
 
 
 def with_scoring(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `Settings`; what was typed reaches it as its argument `scoring`.
+    """Add the options of `Settings` to a command. It gets those that were typed as its argument `scoring`.
 
-    An option of the command's own takes the place of one with its name.
+    If the command has an option of the same name, its own option is used.
     """
     own = [one for one in inspect.signature(command).parameters.values() if one.name != "scoring"]
     more = [

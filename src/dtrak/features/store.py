@@ -39,7 +39,7 @@ BLOCK_BYTES = 64 << 20  # how much is read at a time
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a store's features were made from. Two stores with equal manifests hold equal features."""
+    """A manifest says what features were made from. Two stores with equal manifests hold equal features."""
 
     model: str
     data: str
@@ -161,7 +161,7 @@ class FeatureStore:
         return [index for index in range(len(self.shards)) if not self.has(index)]
 
     def has(self, index: int) -> bool:
-        """Whether a shard exists and is whole."""
+        """Return whether a shard exists and is not damaged."""
         return self._read(index) is not None
 
     def left_out(self) -> list[int]:
