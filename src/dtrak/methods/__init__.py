@@ -61,7 +61,7 @@ _OWN = (
 )
 METHODS: Registry[Method] = Registry("method", "dtrak.methods", {method.name: method for method in _OWN})
 EVERY_METHOD = "all"  # whose needs are met
-RECOMMENDED = MIXED_TRAK.name  # it predicts best of those that retrain nothing: docs/results.md
+RECOMMENDED = STEP_TRAK.name  # it predicts best of those that retrain nothing: docs/results.md
 
 
 def get_method(name: str) -> Method:
