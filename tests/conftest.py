@@ -47,7 +47,7 @@ TINY: dict[str, Any] = {
     },
     "training": {"epochs": 2, "batch_size": 250, "learning_rate": 1e-2},
     "generation": {"count": 4, "steps": 5},
-    "attribution": {"timesteps": 1, "projection_dim": 64},
+    "attribution": {"timesteps": 1, "projection_dim": 64, "parameters": "conv_out"},  # next to no backward pass
     "evaluation": {},
 }
 

@@ -46,6 +46,7 @@ def run(package: Path, command: Command) -> Path:
     """A run of the outside family, attributed by the outside method and preconditioner."""
     recipe = TINY | {
         "name": "outside",
+        "data": TINY["data"] | {"select": {"count": 100}},
         "model": {"kind": "linear", "width": 3},
         "attribution": {"method": "twice", "timesteps": 2, "projection_dim": 64, "damping": 0.1},
     }
