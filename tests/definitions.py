@@ -14,7 +14,7 @@ from torch import Tensor
 import dtrak
 import tiny
 from dtrak.noise import gaussian
-from test_benchmark import TRAIN, VALIDATION
+from tiny_benchmark import TRAIN, VALIDATION
 
 Array = NDArray[np.float64]
 Copy = tuple[Tensor, int, int]  # a clean image, its timestep and the draw of its noise

@@ -13,6 +13,7 @@ import pytest
 
 from commands import dtrak, dtrak_started
 from dtrak.attribution.scores import Scores
+from processes import children
 from serving import PATIENCE, _address
 
 SAYS = "terminated; the same command goes on where this one stopped"
@@ -31,17 +32,6 @@ def last_line(err: str) -> str:
     assert "Traceback" not in err
     assert err.count("dtrak: ") == 1
     return err.splitlines()[-1].removeprefix("dtrak: ")
-
-
-def children_of(pid: int) -> set[int]:
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.add(int(path.parent.name))
-        except (OSError, ValueError):  # it has ended
-            continue
-    return found
 
 
 def test_training_ends_and_goes_on_to_the_same_weights(recipe: MakeRecipe, tmp_path: Path, finished_run: Path) -> None:
@@ -63,7 +53,7 @@ def test_the_workers_of_a_pool_end_as_well(finished_run: Path, tmp_path: Path) -
     asked = ("attribute", *model, *settings, "--out", "s.npz")
     with dtrak_started(*asked, "--engine", "pool", "--workers", 1, cwd=tmp_path) as command:
         until(lambda: len(list(tmp_path.glob("s.npz.features/*/shard-*"))) > 1 or not command.runs)
-        workers = children_of(command.process.pid or 0)
+        workers = children(command.process.pid or 0)
         assert workers
         command.signal(signal.SIGTERM)
         outcome = command.outcome()

@@ -39,7 +39,7 @@ def many_timesteps(study: Study) -> Finding:
 
 
 def methods(study: Study) -> Finding:
-    """Every method that retrains nothing; journeys are those of generated pictures."""
+    """Every method that retrains nothing; journey-trak needs generated pictures."""
     names = [name for name in FREE if study.checkpoints or name not in OF_CHECKPOINTS]
     asked = {kind: [*names, *([JOURNEY] if kind == "generated" else [])] for kind in study.query_kinds}
     columns = [(kind, k) for kind in study.query_kinds for k in (10, 100)]

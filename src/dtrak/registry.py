@@ -4,7 +4,7 @@ Another package offers one by an entry point in the group `dtrak.KIND`, such as 
 when a name is looked up that is not known yet, or when all names are listed, in every process that needs them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
@@ -20,14 +20,27 @@ class Registry(Mapping[str, Registered], Generic[Registered]):
         self.kind = kind
         self.group = group  # of the entry points
         self._known = dict(entries)
+        self._added: set[str] = set()
         self._has_read_entry_points = False
 
     def add(self, name: str, entry: Registered) -> str:
         """Add an entry under a name, and return the name; two different entries cannot have the same name."""
         if self._known.get(name, entry) != entry:
             raise UsageError(f"there is another {self.kind} called {name!r} already: give yours another name")
-        self._known[name] = entry
+        if name not in self._known:
+            self._known[name] = entry
+            self._added.add(name)
         return name
+
+    def added(self, names: Iterable[str]) -> dict[str, Registered]:
+        """Return those of the named entries that Python code added. Other processes do not know them."""
+        return {name: self._known[name] for name in names if name in self._added}
+
+    def learn(self, entries: Mapping[str, Registered]) -> None:
+        """Add the entries that another process sent, unless their names are known already."""
+        for name, entry in entries.items():
+            if name not in self:
+                self.add(name, entry)
 
     def __getitem__(self, name: str) -> Registered:
         return self._known[name] if name in self._known else self._all[name]

@@ -1,10 +1,10 @@
-"""The base class of the sections of a recipe, which are checked field by field."""
+"""The base class of the sections of a recipe, which are checked field by field, and what is wrong with a field."""
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dtrak.limits import MOST
+from dtrak.limits import MOST, shortened
 
 Positive = Annotated[int, Field(gt=0, le=10**9)]
 Seed = Annotated[int, Field(ge=0, le=MOST["seed"])]
@@ -16,6 +16,12 @@ class Section(BaseModel):
     """A section of settings: every field is checked, and unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Return the first field that was refused, why, and its value: "rows: Input should be … (it says 'many')"."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {shortened(first['input'])})"
 
 
 def first_difference(found: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -1,1 +1,1 @@
-"""The one call, `attribute`, and its answer: scores, the strongest images, credit by group."""
+"""`attribute` scores training images for queries. Scores give the strongest images and the credit of groups."""

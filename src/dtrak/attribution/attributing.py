@@ -1,23 +1,29 @@
-"""The one call: a model, its training images and the pictures asked about in, scores out."""
+"""`attribute` takes a model, its training images and queries, and returns scores."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal, TypeVar, overload
 
 from dtrak.attribution.preparing import Data, Model, prepare
 from dtrak.attribution.scores import Scores
 from dtrak.attribution.scoring import score
 from dtrak.engines import Engine
+from dtrak.features.encoders import ENCODERS, LoadEncoder
+from dtrak.features.featurizing import MakeProjection
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.files import kept_until_done
 from dtrak.gradients.objectives import OBJECTIVES, Objective
+from dtrak.gradients.projecting import PROJECTIONS
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
+from dtrak.registry import Registry
+
+Registered = TypeVar("Registered")
 
 
 @overload
-def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well: the first one counts
+def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well; the first overload counts
     model: Model,
     train: Data,
     queries: Data,
@@ -26,7 +32,7 @@ def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well
     timesteps: int | str = ...,
     draws: int = ...,
     noise: Literal["shared", "per-image"] = ...,
-    projection: str | None = ...,
+    projection: str | MakeProjection | None = ...,
     projection_dim: int = ...,
     parameters: str | None = ...,
     seed: int = ...,
@@ -46,7 +52,7 @@ def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well
     ensemble_size: int = ...,
     subsets: int | None = ...,
     output: str = ...,
-    encoder: str = ...,
+    encoder: str | LoadEncoder = ...,
     step: int | None = ...,
     ddim_steps: int = ...,
     guidance: float | None = ...,
@@ -67,7 +73,7 @@ def attribute(
     timesteps: int | str = ...,
     draws: int = ...,
     noise: Literal["shared", "per-image"] = ...,
-    projection: str | None = ...,
+    projection: str | MakeProjection | None = ...,
     projection_dim: int = ...,
     parameters: str | None = ...,
     seed: int = ...,
@@ -87,7 +93,7 @@ def attribute(
     ensemble_size: int = ...,
     subsets: int | None = ...,
     output: str = ...,
-    encoder: str = ...,
+    encoder: str | LoadEncoder = ...,
     step: int | None = ...,
     ddim_steps: int = ...,
     guidance: float | None = ...,
@@ -107,7 +113,7 @@ def attribute(
     timesteps: int | str = 10,
     draws: int = 1,
     noise: Literal["shared", "per-image"] = "shared",
-    projection: str | None = None,
+    projection: str | MakeProjection | None = None,
     projection_dim: int = 4096,
     parameters: str | None = None,
     seed: int = 0,
@@ -127,7 +133,7 @@ def attribute(
     ensemble_size: int = 8,
     subsets: int | None = None,
     output: str = "simple",
-    encoder: str = DEFAULT_ENCODER,
+    encoder: str | LoadEncoder = DEFAULT_ENCODER,
     step: int | None = None,
     ddim_steps: int = 50,
     guidance: float | None = None,
@@ -138,19 +144,21 @@ def attribute(
 ) -> Scores | dict[str, Scores]:
     """Score every training image for every query.
 
-    `method` is a name from `dtrak.methods` or a `Method`, by default the recommended one; or several, which share what
-    they can, and then the answer is a dictionary by name. "all" stands for every method whose needs are met. An
-    `objective`, by name or as a function, replaces D-TRAK's L_Square, and without `method` asks for D-TRAK. `damping`
-    is "auto", "spectrum", a fraction of the mean eigenvalue of ΦΦᵀ, or "absolute:λ" (see `dtrak.kernels.damping`).
+    `method` is a name from `dtrak.methods` or a `Method`; the default is the recommended method. For several methods,
+    the result is a dictionary by name, and they share the features that they have in common. "all" stands for every
+    method whose needs are met. An `objective`, which is a name or a function, replaces D-TRAK's L_Square; if it is
+    given without `method`, the method is D-TRAK. A `projection` and an `encoder` may be functions as well, of the kinds
+    in `PROJECTIONS` and `ENCODERS`. `damping` is "auto", "spectrum", a fraction of the mean eigenvalue of
+    ΦΦᵀ, or "absolute:λ" (see `dtrak.kernels.damping`).
 
-    `cache` is a folder that keeps the features: the next question about the same training images costs only its
-    queries. An `engine` computes gradients on its workers (see `dtrak.engines`). `Settings` says what the others are.
+    `cache` is a folder that keeps the features: the next call with the same training images computes only the features
+    of its queries. An `engine` computes gradients on its workers (see `dtrak.engines`). `Settings` explains the others.
     """
     settings = Settings(
         timesteps=timesteps,
         draws=draws,
         noise=noise,
-        projection=projection,
+        projection=None if projection is None else _name(PROJECTIONS, projection),
         projection_dim=projection_dim,
         parameters=parameters,
         seed=seed,
@@ -159,7 +167,7 @@ def attribute(
         autocast=autocast,
         batch_size=batch_size,
         skip_bad=skip_bad,
-        objective=_name(objective),
+        objective=None if objective is None else _name(OBJECTIVES, objective),
         damping=damping,
         kernel=kernel,
         copies=copies,
@@ -170,15 +178,15 @@ def attribute(
         ensemble_size=ensemble_size,
         subsets=subsets,
         output=output,
-        encoder=encoder,
+        encoder=_name(ENCODERS, encoder),
         step=step,
         ddim_steps=ddim_steps,
         guidance=guidance,
         latents=_path(latents),
     )
     several = not isinstance(method, str | Method | None)
-    asked = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
-    names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in asked]
+    chosen = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
+    names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in chosen]
     scores = attribute_with(model, train, queries, names, settings, cache=cache, device=device, engine=engine)
     return scores if several or names == [EVERY_METHOD] else scores[names[0]]
 
@@ -194,18 +202,16 @@ def attribute_with(
     device: str | None = None,
     engine: Engine | None = None,
 ) -> dict[str, Scores]:
-    """The same with settings as one object, for methods by name; the scores by method."""
+    """Do the same as `attribute` with one settings object and methods by name. Return the scores by method."""
     damping = Damping.parse(settings.damping)
     with kept_until_done(None if cache is None else Path(cache)) as folder:
         task, chosen = prepare(model, train, queries, methods, settings, folder, device, engine)
         return {one.name: score(task, one, damping) for one in chosen}
 
 
-def _name(objective: str | Objective | None) -> str | None:
-    """Objectives are known by name from here on; a function of the user's gets its own."""
-    if objective is None or isinstance(objective, str):
-        return objective
-    return OBJECTIVES.add(getattr(objective, "__name__", repr(objective)), objective)
+def _name(registry: Registry[Registered], given: str | Registered) -> str:
+    """Return the name that was given. If a function was given, add it to the registry under its own name."""
+    return given if isinstance(given, str) else registry.add(getattr(given, "__name__", repr(given)), given)
 
 
 def _path(given: str | Path | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""From a question to a task: everything is opened and checked before anything takes its time."""
+"""Make a task: open the model and the images, and check everything before the long work begins."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,9 +35,10 @@ def prepare(
     *,
     tries_dampings: bool = False,
 ) -> tuple[Task, list[Method]]:
-    """The task and its methods; of `all` methods, those that lack nothing. The work comes with the first score.
+    """Return the task and its methods; for `all`, those methods whose needs are met. Nothing is computed yet.
 
-    With `tries_dampings`, dampings will be tried that compare no objectives, whatever the settings say.
+    With `tries_dampings`, the caller will try fixed dampings, so the features that the rule `auto` compares are not
+    needed, whatever the settings say.
     """
     from dtrak.models import DiffusionModel, load_model
 
@@ -65,7 +66,7 @@ def _checked(task: Task, methods: list[Method]) -> list[Method]:
 
 
 def _possible(task: Task, methods: list[Method]) -> list[Method]:
-    """Those of the methods that lack nothing; says what the others lack."""
+    """Return the methods whose needs are met; say what the others lack."""
     found = []
     for one in methods:
         try:
@@ -76,10 +77,10 @@ def _possible(task: Task, methods: list[Method]) -> list[Method]:
     return found
 
 
-def check_objective(methods: Sequence[Method], asked: str | None) -> None:
+def check_objective(methods: Sequence[Method], name: str | None) -> None:
     """Refuse an objective that does not exist or that none of the methods can take."""
-    if asked is None:
+    if name is None:
         return
-    get_objective(asked)
-    if not any(isinstance(one.source, Gradients) and asked in one.source.objectives(asked)[:1] for one in methods):
-        raise UsageError(f"{methods[0].name} does not take the objective {asked!r}: d-trak does")
+    get_objective(name)
+    if not any(isinstance(one.source, Gradients) and name in one.source.objectives(name)[:1] for one in methods):
+        raise UsageError(f"{methods[0].name} does not take the objective {name!r}: d-trak does")

@@ -1,7 +1,7 @@
-"""What a method returns: a score for every training image and every query. Positive = proponent, one sign everywhere.
+"""Scores: one number for every training image and every query. A positive score marks a proponent, for all methods.
 
-On disk, an .npz with `values`, `train_ids` and `query_ids`; the training images' columns lie beside them as
-`train_column.NAME`, so that credit can be summed long after, and so does `self_influence` where a method has it.
+On disk, scores are an .npz file with `values`, `train_ids` and `query_ids`. It also has the columns of the training
+images as `train_column.NAME`, so that credit can be computed later, and `self_influence` if the method has it.
 """
 
 import io
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     import pandas
 
 COLUMN = "train_column."
-RESERVED = ("query", "rank", "train", "score", "method")  # the heads of a table, beside the columns of the images
+RESERVED = ("query", "rank", "train", "score", "method")  # the heads of a table that are not columns of images
 
 
 @dataclass(frozen=True)
 class Match:
-    """One training image in answer to one query."""
+    """A training image with its score for a query."""
 
     id: Any
     score: float
-    position: int  # its place in the training set
+    position: int  # its index in the training set
     columns: dict[str, Any]
 
 
@@ -57,11 +57,11 @@ class Scores:
     self_influence: NDArray[np.float32] | None = None  # [N], of the kernel: τ(x^n)_n, from 0 to 1
 
     def top(self, count: int = 5) -> list[list[Match]]:
-        """For each query, the `count` strongest proponents, the strongest first."""
+        """Return the `count` strongest proponents of each query, the strongest first."""
         return self._ranked(-self.values, count)
 
     def bottom(self, count: int = 3) -> list[list[Match]]:
-        """For each query, the `count` strongest opponents, the strongest first."""
+        """Return the `count` strongest opponents of each query, the strongest first."""
         return self._ranked(self.values, count)
 
     def _ranked(self, keys: NDArray[np.float32], count: int) -> list[list[Match]]:
@@ -69,12 +69,12 @@ class Scores:
         return [[self.match(int(n), float(self.values[query, n])) for n in row] for query, row in enumerate(order)]
 
     def match(self, n: int, score: float) -> Match:
-        """The training image at place n, with a score."""
+        """Return the training image with index n, with a score."""
         columns = {name: values[n : n + 1].tolist()[0] for name, values in self.columns.items()}
         return Match(self.train_ids[n].item(), score, n, columns)
 
     def credit(self, by: str, resamples: int = 1000) -> list[Credit]:
-        """Each group's share of the positive scores, the largest first.
+        """Return each group's share of the positive scores, the largest first.
 
         share_g = mean over queries of Σ_{n in g} max(τ_n, 0) / Σ_n max(τ_n, 0); the interval is that of a bootstrap
         over queries. Groups are the values of the column `by`.
@@ -90,7 +90,7 @@ class Scores:
         ]
 
     def shares(self, by: str) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """The groups [G] that the column `by` has, and their shares of each query's positive scores [Q, G]."""
+        """Return the groups [G] of the column `by`, and their shares of each query's positive scores [Q, G]."""
         groups, membership = np.unique(self.groups(by), return_inverse=True)
         positive = self.values.clip(min=0).astype(np.float64)
         sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)
@@ -98,21 +98,21 @@ class Scores:
         return groups, np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
 
     def sizes(self, by: str) -> NDArray[np.int64]:
-        """How many training images each of these groups has, [G]."""
+        """Return the number of training images in each of these groups, [G]."""
         return np.unique(self.groups(by), return_counts=True)[1]
 
     def groups(self, by: str) -> NDArray[Any]:
-        """The group of each training image [N]: its value in the column `by`."""
+        """Return the group of each training image [N], which is its value in the column `by`."""
         if by not in self.columns:
             known = ", ".join(self.columns) or "none"
             raise UsageError(f"the training images have no column {by!r}: there is {known}")
         return _plain(self.columns[by])
 
     def to_pandas(self, top: int | None = None) -> "pandas.DataFrame":
-        """A line for each query and training image, the strongest first: query, rank, train, score and the columns.
+        """Return a line for each query and training image: query, rank, train, score and the columns of the image.
 
-        `top` keeps so many lines for each query; all N if None. A column of the images with one of the other heads is
-        called train_column.NAME.
+        The strongest image of a query comes first. `top` is the number of lines for each query; None means all N. If
+        a column of the images has the name of another column of the table, it is called train_column.NAME.
         """
         import pandas
 
@@ -134,7 +134,7 @@ class Scores:
         write_text(Path(path), self.csv(top))
 
     def csv(self, top: int | None = None, *, header: bool = True, with_method: bool = False) -> str:
-        """What such a file holds."""
+        """Return the text of such a file."""
         safe = replace(
             self,
             train_ids=_texts(self.train_ids, harmless),
@@ -153,20 +153,20 @@ class Scores:
 
     @classmethod
     def load(cls, path: str | Path, method: str | None = None) -> "Scores":
-        """Read the scores of one method; the file's only one if none is named."""
+        """Read the scores of one method. The name may be left out if the file has only one."""
         found = load_scores(path)
         if method is None and len(found) == 1:
             return next(iter(found.values()))
         if method not in found:
-            asked = "no method was named" if method is None else f"it has none of {method!r}"
-            raise UsageError(f"{path} holds scores of {', '.join(found)}: {asked}")
+            reason = "no method was named" if method is None else f"it has none of {method!r}"
+            raise UsageError(f"{path} holds scores of {', '.join(found)}: {reason}")
         return found[method]
 
 
 def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
-    """Write the scores of one method, or of several over the same images with a leading axis and `methods`.
+    """Write the scores of one method, or of several methods for the same images, stacked along a new first axis.
 
-    A path that ends in .csv gets a table with the column `method` instead.
+    If the path ends in .csv, write a table with the column `method` instead.
     """
     every = list(scores.values())
     for one in every:
@@ -193,7 +193,7 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
 
 
 def load_scores(path: str | Path) -> dict[str, Scores]:
-    """Read what `save_scores` wrote, by method; refuse what is damaged, misshapen or not finite."""
+    """Read the scores that `save_scores` wrote, by method. Refuse a file that is damaged, misshapen or not finite."""
     try:
         if Path(path).exists() and not Path(path).is_file():
             raise ValueError("it is no ordinary file")
@@ -204,7 +204,7 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
             scores = _by_method(dict(file))
     except FileNotFoundError:
         raise UsageError(f"no scores at {path}") from None
-    except Exception as error:  # on damaged files, zip and numpy raise a dozen kinds
+    except Exception as error:  # zip and numpy raise a dozen kinds of errors for damaged files
         raise DtrakError(f"{path} is not a file of scores: {getattr(error, 'strerror', None) or error}") from error
     for one in scores.values():
         _check_finite(one, str(path))
@@ -212,7 +212,7 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
 
 
 def _by_method(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Scores]:
-    """The scores that a file's arrays hold; a ValueError says which of them is not as it should be."""
+    """Return the scores that a file's arrays hold; raise a ValueError that names an array which does not fit."""
     values, train_ids, query_ids = (_array(arrays, name) for name in ("values", "train_ids", "query_ids"))
     methods = _array(arrays, "methods") if "methods" in arrays else np.array(["scores"])
     columns = {name: value for name, value in arrays.items() if name.startswith(COLUMN)}
@@ -248,7 +248,7 @@ def _array(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
 
 
 def _check_finite(scores: Scores, what: str) -> None:
-    """Refuse scores that are no numbers, naming the first."""
+    """Refuse scores that are not finite, and name the first one."""
     refuse_not_finite(scores.values, scores.method, scores.query_ids, scores.train_ids, what)
     own = scores.self_influence
     if own is not None and not np.isfinite(own).all():
@@ -259,7 +259,7 @@ def _check_finite(scores: Scores, what: str) -> None:
 def refuse_not_finite(
     values: NDArray[Any], method: str, query_ids: NDArray[Any], train_ids: NDArray[Any], what: str
 ) -> None:
-    """Refuse scores [Q, N] that are no numbers, naming the first; `what` begins the line."""
+    """Refuse scores [Q, N] that are not finite, and name the first one. The message begins with `what`."""
     if not np.isfinite(values).all():
         query, image = np.argwhere(~np.isfinite(values))[0]
         raise DtrakError(
@@ -269,19 +269,19 @@ def refuse_not_finite(
 
 
 def _plain(column: NDArray[Any]) -> NDArray[Any]:
-    """Columns with gaps are arrays of objects, which neither sort nor store without pickle: they become text."""
+    """Turn a column with gaps into text: an array of objects cannot be sorted, or stored without pickle."""
     if column.dtype.kind != "O":
         return column
     return np.array(["" if value is None else str(value) for value in column])
 
 
 def _head(column: str) -> str:
-    """What a column of the images is called in a table."""
+    """Return the name that a column of the images has in a table."""
     return COLUMN + column if column in RESERVED else readable(column)
 
 
 def _texts(array: NDArray[Any], change: Callable[[str], str]) -> NDArray[Any]:
-    """The same with every text changed."""
+    """Return the array with every text changed."""
     if array.dtype.kind not in "OU":
         return array
     return np.fromiter((change(one) if isinstance(one, str) else one for one in array.tolist()), dtype=np.object_)

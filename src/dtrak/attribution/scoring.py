@@ -1,4 +1,4 @@
-"""Scores of a task by its methods, for one λ or for any: commands and the explorer score through the same objects.
+"""Compute the scores of a task, for one λ or for any λ. Commands and the explorer use the same functions.
 
 scores = mean over models and objectives of  formula(input, λ)        [Q, N]
 """
@@ -17,20 +17,20 @@ from dtrak.methods.method import Method, Values
 
 
 def score(task: Task, method: Method, damping: Damping) -> Scores:
-    """The method's scores of the task's training images for its queries."""
-    (values,), own = _averaged(task, method, [damping], method.tells_self_influence)
+    """Return the method's scores of the task's training images for its queries."""
+    (values,), own = _averaged(task, method, [damping], method.has_self_influence)
     return Scores(values, task.train.ids, task.queries.ids, method.name, task.train.columns, own)
 
 
 def scores_for(task: Task, method: Method, dampings: Sequence[Damping]) -> list[Values]:
-    """[Q, N] for each of several dampings, at the price of one decomposition for each model and objective."""
+    """Return scores [Q, N] for each damping. Every model and objective needs only one decomposition."""
     return _averaged(task, method, dampings, False)[0]
 
 
 def _averaged(
     task: Task, method: Method, dampings: Sequence[Damping], with_self_influence: bool
 ) -> tuple[list[Values], Values | None]:
-    """One input after the other, as the kernels of several models would fill the memory."""
+    """Average over the inputs, one after the other, as the kernels of several models would fill the memory."""
     totals, own, count = list[Values](), np.zeros(len(task.train)), 0
     for one in method.source.inputs(task):
         found = [method.formula(one, damping) for damping in dampings]
@@ -51,18 +51,18 @@ class DampedScores:
 
     @classmethod
     def of(cls, task: Task, method: Method, kernels: Sequence[TrainingKernel] = ()) -> "DampedScores":
-        """The scores of a task; `kernels` that were fitted on the same features before are not made again."""
+        """Return the scores of a task. `kernels` that were fitted on the same features are used instead of new ones."""
         inputs: list[Vectors] = list(method.source.inputs(task))
         fitted = kernels or [one.training for one in inputs]
         pairs = zip(inputs, fitted, strict=True)
         return cls(method, [KernelPart(one, one.kernel.coordinates(vectors.queries)) for vectors, one in pairs])
 
     def scores(self, damping: Damping, queries: slice = EVERY, train: slice = EVERY) -> Values:
-        """[Q, N], or of some queries and some training images."""
+        """Return scores [Q, N], of all queries and training images or of some."""
         return self._mean(damping, [part.only(queries, train) for part in self.parts])
 
     def total(self, damping: Damping) -> Values:
-        """The sum over all queries, [N]."""
+        """Return the sum over all queries, [N]."""
         return np.asarray(self._mean(damping, [part.summed() for part in self.parts])[0])
 
     def _mean(self, damping: Damping, parts: Sequence[KernelPart]) -> Values:
@@ -70,13 +70,13 @@ class DampedScores:
 
     @property
     def kernels(self) -> list[TrainingKernel]:
-        """One for each model and objective, the same whatever the queries."""
+        """Return the kernel of each model and objective. They do not depend on the queries."""
         return [part.training for part in self.parts]
 
 
 @dataclass(frozen=True, eq=False)
 class FixedScores:
-    """The scores of some queries by a method that knows no λ."""
+    """The scores of some queries by a method without λ."""
 
     values: Values  # [Q, N]
 
@@ -88,5 +88,5 @@ class FixedScores:
 
 
 def self_influence(kernels: Sequence[TrainingKernel], damping: Damping, train: slice = EVERY) -> Array:
-    """τ(x^n)_n of the training images, or of some: the mean over models and objectives, [N]."""
+    """Return τ(x^n)_n of all training images or of some, [N], as the mean over models and objectives."""
     return np.asarray(np.mean([one.kernel.self_influence(one.absolute(damping), train) for one in kernels], axis=0))

@@ -112,7 +112,7 @@ def with_scoring(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _engine(name: str | None, workers: int | None, address: str | None) -> "Engine | None":
-    """The engine that was asked for, if one was."""
+    """Return the engine that the options name; None if they name none."""
     from dtrak.engines import make_engine
 
     if name is None and workers is None and address is None:

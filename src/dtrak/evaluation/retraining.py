@@ -46,7 +46,7 @@ from dtrak.models import save_model
 from dtrak.models.prompts import PROMPT
 from dtrak.runs.recipes import Evaluation, Recipe
 from dtrak.runs.run import Run, versions
-from dtrak.sections import first_difference
+from dtrak.sections import first_difference, first_mistake
 
 GROWING = ("subsets", "seeds")  # settings that may be larger when a benchmark is continued
 FIXED_AT_START = ("threads", "versions")  # continued with the values that the benchmark was begun with
@@ -201,9 +201,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
             exclude_unset=True
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {shortened(first['input'])})"
-        raise UsageError(f"{path} does not say how {folder} was made: {reason}") from None
+        raise UsageError(f"{path} does not say how {folder} was made: {first_mistake(error)}") from None
     except (ValueError, OSError, RecursionError) as error:
         raise UsageError(f"{path} does not say how {folder} was made: {error}") from error
 

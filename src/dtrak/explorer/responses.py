@@ -35,7 +35,7 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
                 "name": one.name,
                 "summary": one.summary,
                 "damped": one.damped,
-                "self_influence": one.tells_self_influence,
+                "self_influence": one.has_self_influence,
             }
             for one in exploration.methods.values()
         ],
@@ -176,7 +176,7 @@ def _credit(scores: Scores, column: str) -> list[dict[str, Any]]:
 
 
 def _self_influence(exploration: Exploration, entry: Entry, method: Method, damping: Damping) -> float | None:
-    if not method.tells_self_influence:
+    if not method.has_self_influence:
         return None
     found = exploration.scorer.self_influence(method, damping, slice(entry.position, entry.position + 1))
     _check_finite(found, damping)

@@ -61,7 +61,7 @@ class Scorer:
 
     def self_influence(self, method: Method, damping: Damping, train: slice = EVERY) -> Array:
         """Return the self-influence τ(x^n)_n of all training images, or of some, [N]."""
-        if not method.tells_self_influence:
+        if not method.has_self_influence:
             raise UsageError(f"{method.name} has no self-influence: trak and d-trak have one")
         return self_influence(self.kernels[method.name], damping, train)
 

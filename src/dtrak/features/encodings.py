@@ -1,4 +1,4 @@
-"""What encoders make of images and of prompts: computed once, kept in a store that a kill does not cost."""
+"""Encode images and prompts once, and keep the results in a store. A killed command does not lose them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from dtrak.progress import progress_bar
 
 
 def latents_of(autoencoder: Autoencoder, images: Images, mirrored: bool, folder: Path | None) -> Tensor:
-    """μ and σ of the images, or of their mirror images, [N, 2, C, h, w]."""
+    """Return μ and σ of the images, or of their mirror images, [N, 2, C, h, w]."""
     _, height, width = images.shape
     shape = (2, autoencoder.channels[1], height // autoencoder.reduction, width // autoencoder.reduction)
 
@@ -32,7 +32,7 @@ def latents_of(autoencoder: Autoencoder, images: Images, mirrored: bool, folder:
 
 
 def embeddings_of(encoder: TextEncoder, texts: Sequence[str], folder: Path | None) -> Condition:
-    """The condition that each of the texts makes, each [P, …]."""
+    """Return the condition of each of the P texts: tensors [P, …] by name."""
     made_from = (encoder.fingerprint, f"{stable_hash(repr(list(texts))):016x}")
 
     def embed(name: str, rows: range) -> Tensor:
@@ -54,9 +54,10 @@ def computed_or_read(
     few: int,
     folder: Path | None,
 ) -> Tensor:
-    """[N, …] of this shape, from `compute(rows)` [b, …] for `few` rows at a time; read if the folder has it.
+    """Return a tensor of this shape, [N, …]: read it if the folder has it, or compute it and keep it there.
 
-    `made_from` are the fingerprints of the network and of what it is given.
+    `compute(rows)` returns [b, …], and is called with `few` rows at a time. `made_from` are the fingerprints of the
+    network and of its inputs.
     """
     if folder is None:
         with TemporaryDirectory() as temporary:

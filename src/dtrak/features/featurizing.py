@@ -1,4 +1,4 @@
-"""From images to features on disk: what to compute, what it will cost, and the loop that does it."""
+"""Compute the features of images and keep them on disk: this file decides what is missing, and runs the loop."""
 
 import math
 import time
@@ -20,9 +20,9 @@ from dtrak.features.settings import FeatureSettings
 from dtrak.features.store import Cost, FeatureStore, Manifest, fill, fill_from
 from dtrak.features.trajectories import Trajectories
 from dtrak.gradients.featurizer import Copies, Featurizer, NotFiniteError
-from dtrak.gradients.objectives import get_objective
-from dtrak.gradients.projecting import make_projection
-from dtrak.gradients.projections import Projection
+from dtrak.gradients.objectives import OBJECTIVES, Objective, get_objective
+from dtrak.gradients.projecting import PROJECTIONS, make_projection
+from dtrak.gradients.projections import Projection, Shapes
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
@@ -30,7 +30,8 @@ from dtrak.models.diffusion import EVERY_PARAMETER, LORA
 from dtrak.models.memory import total_memory
 from dtrak.progress import progress_bar, say
 
-COPY_BYTES = 200  # of a noised copy, beside its noise
+MakeProjection = Callable[[int, Shapes, int], Projection]  # from k, the shapes of the parameters by name, and a seed
+COPY_BYTES = 200  # what a noised copy takes in memory, in addition to its noise
 
 
 def featurize(
@@ -44,12 +45,12 @@ def featurize(
     *,
     apart: bool = False,
 ) -> dict[str, FeatureStore]:
-    """Fill one store for each objective, `folder/name-objective`; what is there already is not computed again.
+    """Fill one store for each objective, `folder/name-objective`. What a store already has is not computed again.
 
     If copies are kept `apart`, each has its own row, and the stores are called `folder/name-objective-copies`.
 
-    Objectives that are asked for together share their forward passes. Trajectories have timesteps of their own. The
-    work is done here, or by the workers of an engine.
+    The objectives of one call share their forward passes. Trajectories have timesteps of their own. The work is done
+    in this process, or by the workers of an engine.
     """
     for objective in objectives:
         get_objective(objective)
@@ -76,7 +77,7 @@ def featurize(
 
 
 def check_copies(timesteps: int, draws: int, shape: tuple[int, ...], device: torch.device) -> None:
-    """Refuse more noised copies of an image than the memory holds the noises of."""
+    """Refuse so many noised copies of an image that their noises do not fit into the memory."""
     needed, memory = timesteps * draws * (4 * math.prod(shape) + COPY_BYTES), total_memory(device)
     if needed > memory / 2:
         raise UsageError(
@@ -87,7 +88,7 @@ def check_copies(timesteps: int, draws: int, shape: tuple[int, ...], device: tor
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """All that the features of some images depend on; it can be sent to other processes."""
+    """Everything that the features of some images depend on. It can be sent to other processes."""
 
     model: DiffusionModel
     images: ModelInputs | Trajectories
@@ -96,7 +97,7 @@ class Work:
     settings: FeatureSettings
     timesteps: tuple[int, ...]
     apart: bool = False  # whether every copy has its own row
-    device: str | None = None  # to compute on; where the model is if None
+    device: str | None = None  # the device to compute on; None means the one that the model is on
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -124,17 +125,31 @@ class Work:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class SentWork:
+    """Work as a worker gets it, with the functions that Python code gave, as the worker does not know their names."""
+
+    work: Work
+    objectives: dict[str, Objective]
+    projections: dict[str, MakeProjection]
+
+    @classmethod
+    def of(cls, work: Work) -> "SentWork":
+        projection = work.settings.projection_of(work.apart)
+        return cls(work, OBJECTIVES.added(work.objectives), PROJECTIONS.added([projection]))
+
+
 @dataclass(frozen=True)
 class Shard:
-    """The features of some rows, and what they took."""
+    """The features of some rows, and the seconds that they took."""
 
-    # [objectives, b, k] or [objectives, b, KZ, k]; numpy's, as torch's own tensors would travel by shared memory
+    # [objectives, b, k] or [objectives, b, KZ, k]; an array of numpy, as tensors would be sent through shared memory
     features: NDArray[np.float32]
     cost: Cost
 
 
 def shard_of(work: Work, rows: range, advance: Callable[[int], None] = lambda count: None) -> Shard:
-    """Compute the features of some rows, a pass at a time."""
+    """Compute the features of some rows, one pass after the other."""
     features, started = work.features, time.perf_counter()
     projected = features.projection_seconds
     parts = []
@@ -146,7 +161,15 @@ def shard_of(work: Work, rows: range, advance: Callable[[int], None] = lambda co
     return Shard(torch.cat(parts, 1).numpy(), Cost(time.perf_counter() - started - projection, projection))
 
 
+def shard_of_sent(sent: SentWork, rows: range) -> Shard:
+    """Compute the features of some rows on a worker."""
+    OBJECTIVES.learn(sent.objectives)
+    PROJECTIONS.learn(sent.projections)
+    return shard_of(sent.work, rows)
+
+
 def _of_pass(work: Work, rows: list[int]) -> Tensor:
+    """Compute the features of rows that share a pass; images to skip have zeros."""
     features, images = work.features, work.images
     try:
         return features(images.tensor(rows), images.ids[rows].tolist(), images.condition(rows))
@@ -170,7 +193,7 @@ def _announce(work: Work, size: int) -> None:
 
 
 def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None) -> None:
-    """Compute what the stores of the work's objectives lack, and keep what a row of it cost."""
+    """Compute what the stores of the work's objectives lack, and keep how many seconds a row took."""
     total, rows_done = Cost(), 0
 
     def counted(shard: Shard) -> Tensor:
@@ -184,22 +207,22 @@ def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None) -> None
         else:
             shards = partial(_shards_by, engine, work)
             fill_from(stores, lambda missing: ((rows, counted(one)) for rows, one in shards(missing)), advance)
-    if rows_done:  # not all by others
+    if rows_done:  # other processes may have computed all of them
         for store in stores:
             store.keep_cost(total * (1 / (rows_done * len(stores))))
 
 
 def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tuple[range, Shard]]:
-    """Some shards as an engine's workers finish them, with as many threads as this process would take for one."""
+    """Yield shards as an engine's workers finish them; each has as many threads as this process would take for it."""
     threads = useful_threads(work.features.pass_bytes, torch.get_num_threads())
     images = work.images.in_memory() if engine.is_remote and isinstance(work.images, ModelInputs) else work.images
     device = work.model.device
     gpu, card = gpu_of(str(device))
-    sent = replace(work, images=images, device=device_of_worker(engine, str(device)))
     try:
         if gpu and not engine.is_here:
-            work.model.to("cpu")  # tensors of a GPU can be sent only to who calls it the same
-        yield from engine.run(shard_of, sent, missing, threads, gpu, card or None)  # a model on cuda is on cuda:0, too
+            work.model.to("cpu")  # a worker may know this GPU under another name
+        sent = SentWork.of(replace(work, images=images, device=device_of_worker(engine, str(device))))
+        yield from engine.run(shard_of_sent, sent, missing, threads, gpu, card or None)  # card 0 may mean just cuda
     finally:
         work.model.to(device)
 

@@ -1,7 +1,7 @@
-"""Images as a model takes them: x [C, H, W] in the space that it denoises, and the condition that goes with each.
+"""Images as the inputs of a model: x [C, H, W] in the space that the model denoises, and a condition for each image.
 
-For most models that is pixels in [−1, 1] and nothing else. For latent ones it is what an autoencoder made of the
-pixels, for text-conditional ones also what a text encoder made of the prompts, each computed once.
+For most models, x is pixels in [−1, 1], and there is no condition. For latent models, an autoencoder encodes the
+pixels. For text-conditional models, a text encoder also encodes the prompts. Each is computed once.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,13 @@ Rows = Sequence[int] | NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class ModelInputs:
+    """Images, with the latents and the conditions that a model takes instead of pixels and prompts."""
+
     images: Images
-    latents: tuple[Tensor, ...] = ()  # μ and σ [N, 2, C, H, W]; of the mirrored images as well, if wanted; else pixels
+    latents: tuple[Tensor, ...] = ()  # μ and σ [N, 2, C, H, W], of mirrored images second; none for pixels
     prompts: Sequence[str] = ()  # [N]
-    conditions: Condition = field(default_factory=dict)  # [P, …], of each different prompt
-    which: NDArray[np.int64] | None = None  # [N], of these
+    conditions: Condition = field(default_factory=dict)  # [P, …], one for each different prompt
+    which: NDArray[np.int64] | None = None  # [N], the row of each image in `conditions`
 
     def __len__(self) -> int:
         return len(self.images)
@@ -45,7 +47,7 @@ class ModelInputs:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of x."""
+        """Return (C, H, W) of x."""
         if not self.latents:
             return self.images.shape
         channels, height, width = self.latents[0].shape[2:]
@@ -53,17 +55,17 @@ class ModelInputs:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits over the images and their prompts."""
+        """Return 16 hexadecimal digits that depend on the images and their prompts."""
         if not self.prompts:
             return self.images.fingerprint
         return f"{stable_hash(repr((self.images.fingerprint, list(self.prompts)))):016x}"
 
     def tensor(self, rows: Rows) -> Tensor:
-        """x [B, C, H, W]: pixels in [−1, 1], or the mode of the latents."""
+        """Return x [B, C, H, W]: pixels in [−1, 1], or the mode of the latents."""
         return self.latents[0][list(rows), 0] if self.latents else self.images.tensor(rows)
 
     def drawn(self, rows: Rows, random: np.random.Generator, flip: bool) -> Tensor:
-        """x for training: half of the images mirrored if `flip`, latents drawn from their distribution."""
+        """Draw x for training: mirror half of the images if `flip`, and draw latents from their distribution."""
         chosen = list(rows)
         mirrored = torch.from_numpy(random.random(len(chosen)) < 0.5) if flip else None
         if not self.latents:
@@ -78,13 +80,14 @@ class ModelInputs:
         return mean + deviation * torch.from_numpy(random.standard_normal(mean.shape, dtype=np.float32))
 
     def condition(self, rows: Rows) -> Condition:
-        """The condition of these images, each [B, …]; nothing for unconditional models."""
+        """Return the condition of these images, tensors [B, …] by name; it is empty for unconditional models."""
         if self.which is None:
             return {}
         chosen = torch.from_numpy(self.which[list(rows)])
         return {name: value[chosen] for name, value in self.conditions.items()}
 
     def select(self, rows: Rows) -> "ModelInputs":
+        """Return the inputs of some images."""
         chosen = list(rows)
         return replace(
             self,
@@ -95,16 +98,16 @@ class ModelInputs:
         )
 
     def in_memory(self) -> "ModelInputs":
-        """The same, to be sent to where the images' files are not."""
+        """Return the same inputs with the images in memory, for workers that cannot read the images' files."""
         return self if self.latents else replace(self, images=self.images.in_memory())
 
 
 def model_inputs(
     model: DiffusionModel, images: Images | ModelInputs, folder: Path | None = None, mirrored: bool = False
 ) -> ModelInputs:
-    """Images as a model takes them; with a `folder`, what its encoders make of them is kept for the next time.
+    """Turn images into the inputs of a model. With a `folder`, latents and embeddings are kept there and read again.
 
-    `mirrored` encodes the mirrored images as well, for training. Inputs that were made before are given back.
+    `mirrored` encodes the mirrored images as well, for training. Inputs are returned as they are.
     """
     if isinstance(images, ModelInputs):
         return images

@@ -1,6 +1,6 @@
-"""How features are made: every setting, declared once, with its default and its help text.
+"""The settings of features. Each is declared once, with its type, its default and its help text.
 
-The command line makes its options from this file, so that it imports nothing that takes long.
+The command line makes its options from this file, so this file imports nothing that takes long.
 """
 
 import re
@@ -15,37 +15,41 @@ DEFAULT_ENCODER = "openai/clip-vit-base-patch32"
 
 @dataclass(frozen=True)
 class Option:
-    """How the command line shows a setting: what it takes, what it is for, and its default where that needs words."""
+    """How the command line shows a setting: its values, its help text, and its default if that needs words."""
 
     metavar: str
     help: str
     default: str | None = None
-    least: int = 1  # of a whole number
+    least: int = 1  # the smallest whole number that it takes
 
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """How features are made, objective aside."""
+    """All settings of features, except the objective."""
 
-    timesteps: Annotated[int | str, Option("K", "K evenly spaced ones, middle:K, cumulative:K, or 0,100,200.")] = 10
-    draws: Annotated[int, Option("Z", "Noises at each timestep.")] = 1
-    noise: Annotated[Literal["shared", "per-image"], Option("KIND", "shared by all images, or per-image.")] = "shared"
+    timesteps: Annotated[
+        int | str, Option("K", "K evenly spaced timesteps, middle:K, cumulative:K, or a list such as 0,100,200.")
+    ] = 10
+    draws: Annotated[int, Option("Z", "The number of noises at each timestep.")] = 1
+    noise: Annotated[Literal["shared", "per-image"], Option("KIND", "Noise shared by all images, or per-image.")] = (
+        "shared"
+    )
     projection: Annotated[
         str | None,
         Option("KIND", "factored, sketch, dense, dense-rademacher or identity.", "factored for step-trak, else sketch"),
     ] = None
-    projection_dim: Annotated[int, Option("N", "Numbers kept for each image, or for each copy.")] = 4096
+    projection_dim: Annotated[int, Option("N", "How many numbers are kept for each image, or for each copy.")] = 4096
     parameters: Annotated[
         str | None,
         Option(
-            "PATTERN", "Only parameters whose name matches, e.g. 'up_blocks|conv_out'.", "those of the LoRA, or all"
+            "PATTERN", "Use only parameters whose name matches, e.g. 'up_blocks|conv_out'.", "those of the LoRA, or all"
         ),
     ] = None
-    seed: Annotated[int, Option("SEED", "Of the noise and the projection.", least=0)] = 0
-    projection_seed: int | None = None  # where the projection has its own
-    dtype: Annotated[str, Option("KIND", "Of features on disk: float32, float16, bfloat16.")] = "float32"
-    autocast: Annotated[bool, Option("", "Forward passes in bfloat16.")] = False
-    batch_size: Annotated[int | None, Option("N", "Images that share a pass.", "by the model's size")] = None
+    seed: Annotated[int, Option("SEED", "The seed of the noise and of the projection.", least=0)] = 0
+    projection_seed: int | None = None  # if the projection has a seed of its own
+    dtype: Annotated[str, Option("KIND", "How features are stored: float32, float16 or bfloat16.")] = "float32"
+    autocast: Annotated[bool, Option("", "Compute forward passes in bfloat16.")] = False
+    batch_size: Annotated[int | None, Option("N", "How many images share a pass.", "by the model's size")] = None
     skip_bad: Annotated[bool, Option("", "Leave out images whose gradient is not finite, instead of failing.")] = False
 
     def __post_init__(self) -> None:
@@ -65,7 +69,7 @@ class FeatureSettings:
             _check_pattern(self.parameters)
 
     def projection_of(self, apart: bool) -> str:
-        """The kind of projection, where every noised copy of an image has its own row or all share one."""
+        """Return the kind of projection, if every noised copy has its own row (`apart`), or if copies are averaged."""
         return self.projection or ("factored" if apart else "sketch")
 
 

@@ -1,8 +1,9 @@
-"""The store: features [N, k], or [N, C, k] of every copy, on disk, in shards that are each there whole or not at all.
+"""The store keeps features on disk, [N, k] or [N, C, k] of every copy, in shards. A shard is complete or missing.
 
-A folder holds `manifest.json`, which says by fingerprint what the features were made from, and one safetensors file for
-every few dozen rows, with its checksum. A shard is computed by whoever holds its lock; a lock dies with its process.
-So a killed run goes on where it stopped, several processes can fill one store, and no one reads a half-written file.
+A folder holds `manifest.json`, which says by fingerprints what the features were made from, and one safetensors file
+for every few dozen rows, with its checksum. A process computes a shard while it holds the lock of that shard; if the
+process dies, the lock is free. So a killed command continues where it stopped, several processes can fill one store,
+and nobody reads a half-written file.
 """
 
 import hashlib
@@ -27,12 +28,13 @@ from torch import Tensor
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import make_folder, write_bytes, write_json, write_once
 from dtrak.limits import shortened
+from dtrak.sections import first_mistake
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 COST = "cost.json"  # seconds per row
-SHARD_ROWS = 32  # what a kill can cost, at the most
-SHARD_BYTES = 32 << 20  # of features of every copy, at the most
-BLOCK_BYTES = 64 << 20  # what is read at once
+SHARD_ROWS = 32  # a killed process loses no more rows than these
+SHARD_BYTES = 32 << 20  # the largest shard of features of every copy
+BLOCK_BYTES = 64 << 20  # how much is read at a time
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class Manifest:
     projection: str
     dim: int
     rows: int
-    copies: int | None = None  # that have a row of their own; one row an image if None
-    projection_seed: int | None = None  # the same as the noise's if None
+    copies: int | None = None  # how many copies of an image have their own rows; None if it has one row
+    projection_seed: int | None = None  # None if it is the seed of the noise
     precision: str = "float32"
     dtype: str = "float32"
     version: int = 1
@@ -62,13 +64,13 @@ class Manifest:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image's features: (k,) or (C, k)."""
+        """Return the shape of one image's features: (k,) or (C, k)."""
         return (self.dim,) if self.copies is None else (self.copies, self.dim)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What features took to compute, in seconds: gradients, and their projection."""
+    """The seconds that features took: for gradients, and for their projection."""
 
     gradients: float = 0.0
     projection: float = 0.0
@@ -81,7 +83,7 @@ class Cost:
 
 
 class FeatureStore:
-    """Features on disk; `create` opens a folder for a manifest, `open` reads whatever is there."""
+    """Features on disk. `create` opens or makes the store of a manifest; `open` opens a store that exists."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
@@ -90,7 +92,7 @@ class FeatureStore:
 
     @classmethod
     def create(cls, folder: Path, manifest: Manifest) -> "FeatureStore":
-        """Open the store for these settings, making it if there is none; refuse one made with others."""
+        """Open the store of a manifest, or make it. Refuse a store with another manifest."""
         path = folder / "manifest.json"
         if not path.exists():
             write_once(path, json.dumps(asdict(manifest), indent=2) + "\n")
@@ -106,15 +108,14 @@ class FeatureStore:
 
     @classmethod
     def open(cls, folder: Path) -> "FeatureStore":
+        """Open a store that exists, and check its manifest."""
         path = folder / "manifest.json"
         try:
             manifest = TypeAdapter(Manifest).validate_python(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise UsageError(f"no features at {folder}: it has no manifest.json") from None
         except ValidationError as error:
-            first = error.errors()[0]
-            reason = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {shortened(first['input'])})"
-            raise DtrakError(f"{path} is not the manifest of a feature store: {reason}") from None
+            raise DtrakError(f"{path} is not the manifest of a feature store: {first_mistake(error)}") from None
         except (ValueError, OSError, RecursionError) as error:
             raise DtrakError(f"{path} is not the manifest of a feature store: {error}") from error
         if manifest.dtype not in DTYPES or manifest.rows < 1 or math.prod(manifest.shape) < 1:
@@ -131,14 +132,14 @@ class FeatureStore:
 
     @cached_property
     def shards(self) -> list[range]:
-        """The rows of each shard."""
+        """Return the rows of each shard."""
         rows = SHARD_ROWS
         if self.manifest.copies is not None:
             rows = max(1, min(rows, SHARD_BYTES // (4 * math.prod(self.manifest.shape))))
         return [range(start, min(start + rows, len(self))) for start in range(0, len(self), rows)]
 
     def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
-        """All rows in order, or only the `wanted` ones, some shards at a time: (rows, float32 [b, k] or [b, C, k])."""
+        """Yield all rows in order, or only the `wanted` ones, in blocks: (rows, float32 [b, k] or [b, C, k])."""
         wanted = range(len(self)) if wanted is None else wanted
         shards = [
             index for index, rows in enumerate(self.shards) if rows.start < wanted.stop and wanted.start < rows.stop
@@ -152,18 +153,19 @@ class FeatureStore:
             yield rows, block[rows.start - first.start : rows.stop - first.start]
 
     def numpy(self) -> Any:
-        """All rows at once, float32 [N, k] or [N, C, k]: for small sets such as queries."""
+        """Return all rows at once, float32 [N, k] or [N, C, k]; only for small sets such as queries."""
         return torch.cat([features for _, features in self.blocks()]).numpy()
 
     def missing(self) -> list[int]:
-        """The shards that are not there or do not match their checksum."""
+        """Return the shards that do not exist or do not match their checksum."""
         return [index for index in range(len(self.shards)) if not self.has(index)]
 
     def has(self, index: int) -> bool:
+        """Whether a shard exists and is whole."""
         return self._read(index) is not None
 
     def left_out(self) -> list[int]:
-        """The rows of images that have no feature: zeros, which add nothing to a kernel and score nothing."""
+        """Return the rows of skipped images. They are zeros: they add nothing to a kernel and score zero."""
         return [
             rows.start + int(row)
             for index, rows in enumerate(self.shards)
@@ -181,7 +183,7 @@ class FeatureStore:
 
     @property
     def cost(self) -> Cost:
-        """Of all rows, as far as is known: that of the last rows that were computed, for all of them."""
+        """Return an estimate for all rows: the seconds per row, as last measured, times the number of rows."""
         try:
             kept = json.loads((self.folder / COST).read_text())
             return Cost(**{name: float(seconds) for name, seconds in kept.items()}) * len(self)
@@ -189,16 +191,18 @@ class FeatureStore:
             return Cost()
 
     def keep_cost(self, per_row: Cost) -> None:
+        """Write down how many seconds a row took."""
         write_json(self.folder / COST, asdict(per_row))
 
     def lock(self, index: int) -> filelock.BaseFileLock:
+        """Return the lock of a shard, which raises Timeout at once if another process holds it."""
         return filelock.FileLock(make_folder(self.folder / ".locks") / f"{index:05d}", blocking=False)
 
     def _path(self, index: int) -> Path:
         return self.folder / f"shard-{index:05d}.safetensors"
 
     def _read(self, index: int) -> Tensor | None:
-        """A shard, mapped into memory; None if it is missing or damaged."""
+        """Return a shard, mapped into memory; None if it is missing or damaged."""
         try:
             with safe_open(self._path(index), "pt") as file:
                 features: Tensor = file.get_tensor("features")
@@ -213,7 +217,7 @@ class FeatureStore:
         return features
 
     def _read_whole(self, index: int) -> Tensor:
-        """A shard that has to be there, float32."""
+        """Return a shard in float32; raise an error if it is missing or damaged."""
         features = self._read(index)
         if features is None:
             raise DtrakError(
@@ -227,10 +231,10 @@ def fill(
     compute: Callable[[range], Tensor],
     advance: Callable[[int], None],
 ) -> None:
-    """Compute what is missing in stores of the same rows; `compute(rows)` gives float32 [stores, b, …, k].
+    """Compute what is missing in stores of the same rows; `compute(rows)` returns float32 [stores, b, …, k].
 
-    Shards that another process is working on are left to it, and taken over if it dies. `advance` is called
-    with the number of rows that are there without `compute`.
+    A shard that another process is computing is left to it, and is computed here if that process dies. `advance` is
+    called with the number of rows that did not need `compute`.
     """
     rows_of, missing = stores[0].shards, _begin(stores, advance)
     while missing:
@@ -259,7 +263,7 @@ def fill_from(
     compute: Callable[[list[range]], Iterable[tuple[range, Tensor]]],
     advance: Callable[[int], None],
 ) -> None:
-    """The same where `compute` gives the missing shards in any order, as others finish them."""
+    """Fill stores as `fill` does, from a `compute` that yields the missing shards in the order in which workers end."""
     rows_of, missing = stores[0].shards, _begin(stores, advance)
     for rows, features in compute([rows_of[index] for index in missing]):
         index = rows_of.index(rows)
@@ -271,7 +275,7 @@ def fill_from(
 
 
 def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None]) -> list[int]:
-    """The shards that any of the stores lacks; `advance` is called with the number of rows that are there."""
+    """Return the shards that any of the stores lacks; call `advance` with the number of rows that all of them have."""
     _check_space(stores)
     rows_of = stores[0].shards
     missing = sorted({index for store in stores for index in store.missing()})
@@ -280,6 +284,7 @@ def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None]) -> li
 
 
 def _check_space(stores: Sequence[FeatureStore]) -> None:
+    """Refuse to begin if the stores will not fit on the disk."""
     needed, free = 0, shutil.disk_usage(stores[0].folder).free
     for store in stores:
         written = sum(path.stat().st_size for path in store.folder.glob("shard-*.safetensors"))

@@ -1,8 +1,8 @@
-"""Pictures on their way: what the model took each x_t for, as DDIM drew a picture from its seed.
+"""Sampling trajectories: the model's estimate of the picture at each step t, while DDIM draws it from its seed.
 
     x̂_0(x_t) = (x_t − √(1−ᾱ_t) ε_θ(x_t, t)) / √ᾱ_t
 
-Journey-TRAK asks which images made the model think so at t: the gradient of L_Simple at (x̂_0(x_t), t).
+Journey-TRAK attributes these estimates: it takes the gradient of L_Simple at (x̂_0(x_t), t).
 """
 
 import re
@@ -23,19 +23,19 @@ from dtrak.models.sampling import sample
 from dtrak.noise import stable_hash
 
 SEED_TEXT = re.compile(r"[0-9]{1,19}(\.0)?")
-SEED = "seed"  # the column of generated pictures that says from what they were drawn
-CLOSE = 2  # of a pixel's 256 values, on average: what rounding may do on another machine
+SEED = "seed"  # the column of generated pictures that has their seeds
+CLOSE = 2  # of 256 values of a pixel, on average: another machine may round so differently
 
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
-    """The trajectories of generated pictures: every step of them, or the one at timestep `step`."""
+    """The trajectories of generated pictures, with every step or only the one at timestep `step`."""
 
     model: DiffusionModel
     pictures: Images
     steps: int = 50  # of DDIM
     step: int | None = None
-    guidance: float | None = None  # by the pictures' prompts, where they have some
+    guidance: float | None = None  # the strength of the prompts, if the model takes prompts
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -61,7 +61,7 @@ class Trajectories:
 
     @property
     def timesteps(self) -> tuple[int, ...]:
-        """t of the steps that count, falling."""
+        """Return t of the steps that count, in falling order."""
         every = tuple(self.model.solver(self.steps).timesteps.tolist())
         if self.step is None:
             return every
@@ -71,11 +71,11 @@ class Trajectories:
         return (self.step,)
 
     def tensor(self, rows: Sequence[int] | NDArray[Any]) -> Tensor:
-        """x̂_0 [B, timesteps, C, H, W]."""
+        """Return x̂_0 [B, timesteps, C, H, W]."""
         return self._estimates[list(rows)]
 
     def condition(self, rows: Sequence[int] | NDArray[Any]) -> Condition:
-        """The condition of these pictures, each [B, …]."""
+        """Return the condition of these pictures, tensors [B, …] by name."""
         return {name: value[list(rows)] for name, value in self._conditions.items()}
 
     @cached_property
@@ -98,7 +98,7 @@ class Trajectories:
         return drawn.estimates[counting].transpose(0, 1).cpu()
 
     def check(self) -> None:
-        """Find what is wrong with the question, which takes drawing the pictures again."""
+        """Draw the pictures again, and refuse steps or pictures that do not belong to their trajectories."""
         _ = self.timesteps, self._estimates
 
     def _check_drawn(self, drawn: Tensor, seeds: list[int]) -> None:
@@ -112,12 +112,12 @@ class Trajectories:
 
 
 def seeds_of(pictures: Images) -> list[int]:
-    """From what each picture was drawn."""
+    """Return the seed of each picture."""
     column = pictures.columns.get(SEED)
     if column is None:
         raise UsageError(
-            f"journey-trak follows how a picture was drawn, but {pictures.source} has no column {SEED!r} that says "
-            "from which: ask about what `dtrak generate` made"
+            f"journey-trak follows how a picture was drawn, but {pictures.source} has no column {SEED!r} with "
+            "their seeds: take pictures that `dtrak generate` made"
         )
     for id_, seed in zip(pictures.ids, column.tolist(), strict=True):
         if not SEED_TEXT.fullmatch(str(seed)):
@@ -127,7 +127,7 @@ def seeds_of(pictures: Images) -> list[int]:
 
 
 def not_as_drawn(pictures: Images, drawn: Tensor) -> int | None:
-    """The row of a picture that is more than rounding away from what is drawn now [B, C, H, W]; None if none is."""
+    """Return the row of a picture that differs from the one drawn now [B, C, H, W] by more than rounding, or None."""
     apart = 127.5 * (drawn - pictures.tensor(range(len(pictures)))).abs().flatten(1).mean(1)
     worst = int(apart.argmax())
     return worst if apart[worst] > CLOSE else None

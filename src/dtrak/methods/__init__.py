@@ -1,6 +1,6 @@
-"""The attribution methods by name. Each is a formula over shared parts and sees arrays, never models.
+"""The attribution methods by name. Each is a formula that gets arrays, never models.
 
-Adding one is a function in a file of its family and a line in `METHODS`.
+To add a method, write a function in the file of its family, and add a line here.
 """
 
 from collections.abc import Sequence
@@ -60,17 +60,20 @@ _OWN = (
     DATAMODEL_LASSO,
 )
 METHODS: Registry[Method] = Registry("method", "dtrak.methods", {method.name: method for method in _OWN})
-EVERY_METHOD = "all"  # whose needs are met
-RECOMMENDED = STEP_TRAK.name  # it predicts best of those that retrain nothing: docs/results.md
+EVERY_METHOD = "all"  # stands for all methods whose needs are met
+RECOMMENDED = STEP_TRAK.name  # docs/results.md says why
 
 
 def get_method(name: str) -> Method:
+    """Return the method of that name; refuse an unknown one with the names that are known."""
     return METHODS.choose(name)
 
 
 def split_methods(names: str | None, objective: str | None = None) -> list[str]:
-    """`trak,d-trak` → its names, each of a known method, or `all`; without names, the recommended method, or the one
-    that takes the objective asked for."""
+    """Return the names in a text such as `trak,d-trak`, or `all`; refuse unknown methods.
+
+    Without names, this is the recommended method, or d-trak if an objective is given, as it takes any.
+    """
     if names is None:
         return [RECOMMENDED if objective is None else D_TRAK.name]
     if names.strip() == EVERY_METHOD:
@@ -79,14 +82,14 @@ def split_methods(names: str | None, objective: str | None = None) -> list[str]:
 
 
 def chosen_methods(names: Sequence[str]) -> list[Method]:
-    """The methods of these names; all of them if `all` is the only one."""
+    """Return the methods of these names; all methods if the only name is `all`."""
     return [*METHODS.values()] if list(names) == [EVERY_METHOD] else [get_method(name) for name in names]
 
 
 def needed_by(
     methods: Sequence[Method], objective: str | None, damping: Damping | None
 ) -> dict[GradientKind, NeededGradients]:
-    """Which gradients some methods need together, by kind; an objective is for those that have the choice."""
+    """Return the gradients that these methods need together, by kind. An objective is for methods that take any."""
     uses = [one.source.use(objective, one.damped) for one in methods if isinstance(one.source, Gradients)]
     return needed_gradients(uses, damping)
 

@@ -1,4 +1,5 @@
-"""Methods with a kernel: a query's gradient meets a training image's through the inverse of what all of them span."""
+"""Methods with a kernel: they compare gradients of queries and training images through an inverse such as
+(ΦᵀΦ + λI)⁻¹, where Φ are the gradients of all training images."""
 
 import numpy as np
 
@@ -26,7 +27,7 @@ def renormalized_scores(vectors: KernelInput, damping: Damping) -> Values:
 
 
 def _divided(scores: Values, norms: Array) -> Values:
-    """Scores [Q, N] over norms [N]; an image that was left out has none of either."""
+    """Divide scores [Q, N] by norms [N]; a skipped image has the norm 0 and the score 0."""
     return np.divide(scores, norms, out=np.zeros_like(scores), where=norms > 0, dtype=np.float64, casting="same_kind")
 
 
@@ -36,7 +37,7 @@ TRAK = Method(
     Gradients(),
     kernel_scores,
     damped=True,
-    tells_self_influence=True,
+    has_self_influence=True,
 )
 D_TRAK = Method(
     "d-trak",
@@ -44,15 +45,15 @@ D_TRAK = Method(
     Gradients("square", any_objective=True),
     kernel_scores,
     damped=True,
-    tells_self_influence=True,
+    has_self_influence=True,
 )
 MIXED_TRAK = Method(
     "mixed-trak",
-    "the mean of d-trak over four objectives: L_Square, the training loss, its noise's part, the mean prediction",
+    "the mean of d-trak over four objectives: L_Square, the training loss, its noise part, the mean prediction",
     Gradients("square", also=("simple", "interpolated(0)", "avg")),
     kernel_scores,
     damped=True,
-    tells_self_influence=True,
+    has_self_influence=True,
 )
 STEP_TRAK = Method(
     "step-trak",
@@ -60,7 +61,7 @@ STEP_TRAK = Method(
     Gradients("simple", also=("square",), apart=True, any_objective=True),
     kernel_scores,
     damped=True,
-    tells_self_influence=True,
+    has_self_influence=True,
 )
 RELATIVE_IF = Method(
     "relative-if",
@@ -85,7 +86,7 @@ TRAK_ENSEMBLE = Method(
     Gradients(models="retrained"),
     kernel_scores,
     damped=True,
-    tells_self_influence=True,
+    has_self_influence=True,
 )
 D_TRAK_ENSEMBLE = Method(
     "d-trak-ensemble",
@@ -93,7 +94,7 @@ D_TRAK_ENSEMBLE = Method(
     Gradients("square", any_objective=True, models="retrained"),
     kernel_scores,
     damped=True,
-    tells_self_influence=True,
+    has_self_influence=True,
 )
 JOURNEY_TRAK_ENSEMBLE = Method(
     "journey-trak-ensemble",

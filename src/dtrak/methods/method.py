@@ -1,8 +1,8 @@
-"""What a method is: what it scores from, and a formula.
+"""A method has a source of arrays and a formula:
 
-    scores = mean over models and objectives of  formula(what they make of training images and queries, λ)        [Q, N]
+    scores = mean over models and objectives of  formula(arrays of training images and queries, λ)        [Q, N]
 
-One sign everywhere: positive = proponent, training on the image lowers the query's loss.
+The sign is the same for all methods. A positive score marks a proponent: training on the image lowers the query's loss.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ Values = NDArray[np.float32]  # [Q, N]
 
 @dataclass(frozen=True)
 class Method:
-    """A name, what the formula sees (`inputs/arrays.py`), and the formula."""
+    """A method: its name, the source of the arrays that its formula gets (`inputs/arrays.py`), and the formula."""
 
     name: str
     summary: str
     source: Source
     formula: Callable[[Any, Damping], Values]
     damped: bool = False  # whether λ matters
-    tells_self_influence: bool = False  # whether the score of an image for itself is the kernel's own, τ(x^n)_n
+    has_self_influence: bool = False  # whether the kernel gives the score of an image for itself, τ(x^n)_n
 
     @property
     def needs(self) -> str:

@@ -1,4 +1,4 @@
-"""Scores that know nothing: what any method has to beat."""
+"""Random scores. Every method has to be better than these."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from dtrak.noise import stream
 
 
 def random_scores(counts: Counts, damping: Damping) -> Values:
-    """τ(x)_n ~ N(0, 1), fixed by the seed."""
+    """τ(x)_n ~ N(0, 1); the same seed gives the same scores."""
     return stream(counts.seed, "random").standard_normal((counts.queries, counts.train), dtype=np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Methods that need no gradient, only retrained models: how did a query's loss differ where an image was in?"""
+"""Methods that use retrained models instead of gradients: they compare a query's loss with and without an image."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from dtrak.kernels.preconditioner import Array
 from dtrak.methods.method import Method, Values
 from dtrak.progress import progress_bar
 
-STRENGTHS = np.logspace(-2, 5, 22)  # of ridge regression; the masks' columns have a variance of ¼
+STRENGTHS = np.logspace(-2, 5, 22)  # that ridge regression tries; the columns of masks have a variance of ¼
 
 
 def empirical_influence(outcomes: RetrainedLosses, damping: Damping) -> Values:
@@ -23,24 +23,24 @@ def empirical_influence(outcomes: RetrainedLosses, damping: Damping) -> Values:
     losses = outcomes.losses.astype(np.float64)
     with_it = losses.T @ masks / masks.sum(0).clip(min=1)
     without = losses.T @ (1 - masks) / (1 - masks).sum(0).clip(min=1)
-    always_or_never = masks.all(0) | ~masks.any(0)  # nothing to compare
+    always_or_never = masks.all(0) | ~masks.any(0)  # then there is nothing to compare
     return np.where(always_or_never, 0, without - with_it).astype(np.float32)
 
 
 def datamodel(outcomes: RetrainedLosses, damping: Damping) -> Values:
-    """τ(x) = −w of the ridge regression  loss(x) ≈ w·mask + c,  its strength chosen by leave-one-out for each query."""
+    """τ(x) = −w of the ridge regression  loss(x) ≈ w·mask + c.  Leave-one-out chooses its strength for each query."""
     check_enough(outcomes)
     fitted = RidgeCV(STRENGTHS, alpha_per_target=True).fit(*_regression(outcomes))
     return np.asarray(-fitted.coef_.reshape(outcomes.losses.shape[1], -1), dtype=np.float32)
 
 
 def datamodel_lasso(outcomes: RetrainedLosses, damping: Damping) -> Values:
-    """τ(x) = −w of the lasso  loss(x) ≈ w·mask + c,  its strength chosen by cross-validation for each query."""
+    """τ(x) = −w of the lasso  loss(x) ≈ w·mask + c.  Cross-validation chooses its strength for each query."""
     check_enough(outcomes)
     masks, losses = _regression(outcomes)
     folds = min(5, len(masks))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # at strengths that are not chosen
+        warnings.simplefilter("ignore", ConvergenceWarning)  # it comes from strengths that are not chosen
         with progress_bar("lasso", losses.shape[1], "queries") as advance:
             advance(0)
             fits = []
@@ -57,5 +57,7 @@ def _regression(outcomes: RetrainedLosses) -> tuple[Array, Array]:
 EMPIRICAL_INFLUENCE = Method(
     "empirical-influence", "mean loss without the image − mean loss with it", Outcomes(), empirical_influence
 )
-DATAMODEL = Method("datamodel", "ridge regression of the loss on who was in the training set", Outcomes(), datamodel)
+DATAMODEL = Method(
+    "datamodel", "ridge regression of the loss on which images were in the training set", Outcomes(), datamodel
+)
 DATAMODEL_LASSO = Method("datamodel-lasso", "the same with the lasso", Outcomes(), datamodel_lasso)

@@ -1,4 +1,4 @@
-"""Methods without a kernel: the dot product or the cosine of two images' pixels, embeddings or gradients."""
+"""Methods without a kernel: they take the dot product or the cosine of pixels, embeddings or gradients."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def cosine(vectors: Vectors, damping: Damping) -> Values:
 
 
 def _products(vectors: Vectors) -> Array:
-    """φ(x)·φ_n in float64, [Q, N]."""
+    """Return φ(x)·φ_n in float64, [Q, N]."""
     queries = vectors.queries.astype(np.float64)
     return np.concatenate([queries @ block.double().numpy().T for _, block in vectors.train.blocks()], axis=1)
 

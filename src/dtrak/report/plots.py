@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator
 
 from dtrak.report.curves import Curve, Sample
 from dtrak.report.wording import plain
@@ -12,6 +12,8 @@ from dtrak.report.wording import plain
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 14, 46  # margins
 TICKS = 5  # on an axis, roughly
+ROUND = MaxNLocator(TICKS, steps=[1, 2, 5, 10])
+ROUNDING = 1e-9  # of a tick at the end of an axis
 
 
 @dataclass(frozen=True)
@@ -100,18 +102,21 @@ def plot(curve: Curve) -> Plot:
 
 def nice_ticks(low: float, high: float) -> list[float]:
     """Return round numbers around low and high, 1, 2 or 5 times a power of ten apart; they span at least 1."""
-    return list(map(float, MaxNLocator(TICKS, steps=[1, 2, 5, 10]).tick_values(low, max(high, low + 1))))
+    return list(map(float, ROUND.tick_values(low, max(high, low + 1))))
 
 
 def x_tick_values(xs: Sequence[float], log: bool) -> Sequence[float]:
     """Return the values themselves if they are few; else powers of ten, or round numbers, between them."""
     if len(xs) <= TICKS + 2:
         return xs
-    if log:
-        powers = range(math.ceil(math.log10(xs[0]) - 1e-9), math.floor(math.log10(xs[-1]) + 1e-9) + 1)
-        every = -(-len(powers) // (TICKS + 2))
-        return [10.0**power for power in powers[::every]]
-    return [value for value in nice_ticks(xs[0], xs[-1]) if xs[0] <= value <= xs[-1]]
+    powers = _between(xs, LogLocator(numticks=TICKS + 2)) if log else []
+    return powers if len(powers) > 1 else _between(xs, ROUND)
+
+
+def _between(xs: Sequence[float], locator: Locator) -> list[float]:
+    """Return the ticks from the first to the last of the values."""
+    ticks = map(float, locator.tick_values(xs[0], xs[-1]))
+    return [tick for tick in ticks if xs[0] * (1 - ROUNDING) <= tick <= xs[-1] * (1 + ROUNDING)]
 
 
 def plain_value(value: float) -> str:

@@ -47,15 +47,15 @@ def encoded(pixels: NDArray[np.uint8], side: int) -> tuple[bytes, str]:
     return buffer.getvalue(), f"image/{kind}"
 
 
-def embedded(pictures: Mapping[str, ShownPicture], budget: int = BUDGET) -> dict[str, str]:
-    """Return the pictures as data URIs; if they exceed the budget, all of them are scaled down."""
+def embedded(pictures: Mapping[str, ShownPicture]) -> dict[str, str]:
+    """Return the pictures as data URIs; if they exceed BUDGET, all of them are scaled down."""
     scale = 1.0
     while True:
         found = {name: _data_uri(one, scale) for name, one in pictures.items()}
         total = sum(map(len, found.values()))
-        if total <= budget or scale <= MIN_SCALE:
+        if total <= BUDGET or scale <= MIN_SCALE:
             return found
-        scale *= min(0.9, (budget / total) ** 0.5)
+        scale *= min(0.9, (BUDGET / total) ** 0.5)
 
 
 def _data_uri(picture: ShownPicture, scale: float) -> str:

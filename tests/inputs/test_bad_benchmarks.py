@@ -18,7 +18,7 @@ from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.features.store import FeatureStore
 from dtrak.inputs.benchmark import Benchmark
 from dtrak.runs.recipes import Evaluation
-from test_benchmark import SEEDS, SUBSETS, VALIDATION, write_benchmark
+from tiny_benchmark import SEEDS, SUBSETS, VALIDATION, write_benchmark
 
 ASKED = ("evaluate", "lds", "--method", "raw-pixel-cosine", "--damping", "auto", "--benchmark", "bench")
 

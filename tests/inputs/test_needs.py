@@ -17,7 +17,7 @@ from dtrak.inputs.gradients import evenly_spaced
 from dtrak.methods import METHODS
 from dtrak.models import ddpm
 from dtrak.models.sampling import sample, to_pixels
-from test_benchmark import GENERATED, TRAIN, VALIDATION, random_halves, write_benchmark, write_images
+from tiny_benchmark import GENERATED, TRAIN, VALIDATION, random_halves, write_benchmark, write_images
 
 QUERIES = VALIDATION.select([3, 0, 2])
 FROM_GRADIENTS = ["trak", "relative-if", "renormalized-if", "gradient-dot", "gradient-cosine", "d-trak"]

@@ -17,7 +17,7 @@ from dtrak.errors import UsageError
 from dtrak.features.trajectories import Trajectories
 from dtrak.models.sampling import BATCH, sample, to_pixels
 from dtrak.noise import gaussian
-from test_benchmark import TRAIN, write_benchmark
+from tiny_benchmark import TRAIN, write_benchmark
 
 STEPS, SEEDS = 5, (7, 3, 11)
 PASSED = (800, 600, 400, 200, 0)
@@ -75,9 +75,9 @@ def test_the_loop_passes_through_the_timesteps_and_ends_at_the_picture(tmp_path:
 @pytest.mark.parametrize("prediction_type", ["epsilon", "v_prediction"])
 def test_estimates_are_those_of_ddim(tmp_path: Path, prediction_type: str) -> None:
     model = tiny.unet(prediction_type)
-    journeys = Trajectories(model, drawn(model, tmp_path), STEPS)
-    assert journeys.timesteps == PASSED
-    found = journeys.tensor([2, 0])
+    trajectories = Trajectories(model, drawn(model, tmp_path), STEPS)
+    assert trajectories.timesteps == PASSED
+    found = trajectories.tensor([2, 0])
     assert found.shape == (2, STEPS, 1, 8, 8)
     for row, seed in zip(found, (SEEDS[2], SEEDS[0]), strict=True):
         torch.testing.assert_close(row, torch.stack([*ddim(model, seed).values()]), rtol=1e-3, atol=1e-4)
@@ -148,10 +148,10 @@ def test_a_picture_among_the_training_images_is_its_own_top_proponent(tmp_path: 
 
 def test_pictures_of_a_later_batch_keep_their_rows(tmp_path: Path) -> None:
     model, seeds = tiny.unet(), tuple(range(100, 102 + BATCH))
-    journeys = Trajectories(model, drawn(model, tmp_path, seeds), STEPS)
+    trajectories = Trajectories(model, drawn(model, tmp_path, seeds), STEPS)
     for row in (0, BATCH - 1, BATCH, BATCH + 1):
         expected = torch.stack([*ddim(model, seeds[row]).values()])
-        torch.testing.assert_close(journeys.tensor([row])[0], expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(trajectories.tensor([row])[0], expected, rtol=1e-3, atol=1e-4)
 
 
 # what cannot be followed

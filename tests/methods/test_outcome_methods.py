@@ -12,7 +12,7 @@ from dtrak.errors import UsageError
 from dtrak.inputs.arrays import RetrainedLosses
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS
-from test_benchmark import random_halves
+from tiny_benchmark import random_halves
 
 Array = NDArray[np.float64]
 

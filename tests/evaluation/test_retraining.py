@@ -33,7 +33,7 @@ from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
-from test_engines import children
+from processes import children
 
 SMALL: dict[str, Any] = {"subsets": 2, "seeds": 2, "timesteps": 4, "noises": 2}
 

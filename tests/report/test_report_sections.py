@@ -21,7 +21,7 @@ from dtrak.evaluation.run_evaluation import save_comparison
 from dtrak.features.store import Cost
 from dtrak.files import write_text
 from dtrak.images.images import load_images
-from dtrak.report import write_report
+from dtrak.report import thumbnails, write_report
 from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
@@ -259,6 +259,8 @@ def test_few_values_are_their_own_ticks_and_many_become_powers() -> None:
         [1e-5, 1e-3, 0.1, 10, 1000]
     )
     assert [plain_value(value) for value in (1e-5, 0.3, 10.0, 4096.0)] == ["10⁻⁵", "0.3", "10", "4,096"]
+    within_a_power = [0.2 + 0.1 * step for step in range(8)]
+    assert x_tick_values(within_a_power, log=True) == pytest.approx([0.2, 0.4, 0.6, 0.8])
 
 
 def test_self_influence_is_ranked_within_each_class(run: Run) -> None:
@@ -365,12 +367,13 @@ def test_credit_of_one_picture_is_its_shares(run: Run) -> None:
         assert [share for _, share in largest] == pytest.approx(np.sort(100 * row)[::-1][:12], abs=0.051)
 
 
-def test_pictures_beyond_the_budget_become_smaller() -> None:
+def test_pictures_beyond_the_budget_become_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (8, 96, 96, 3), dtype=np.uint8)
     pictures = {f"t{n}": ShownPicture(lambda n=n: pixels[n], 128) for n in range(8)}  # type: ignore[misc]
     whole = embedded(pictures)
     budget = sum(map(len, whole.values())) // 3
-    smaller = embedded(pictures, budget)
+    monkeypatch.setattr(thumbnails, "BUDGET", budget)
+    smaller = embedded(pictures)
     assert smaller.keys() == whole.keys()
     assert budget / 4 < sum(map(len, smaller.values())) <= budget

@@ -19,7 +19,7 @@ from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
 from dtrak.runs.recipes import Training
 from dtrak.runs.training import Trainer
-from test_flow import SHAPE, small_transformer
+from test_flow_matching import SHAPE, small_transformer
 from tiny_stable_diffusion import save_paintings
 
 

@@ -33,8 +33,8 @@ from dtrak.features.encoders import load_encoder
 from dtrak.features.store import FeatureStore
 from dtrak.methods import METHODS
 from dtrak.models import ddpm
-from test_benchmark import TRAIN, write_benchmark
 from test_outcome_methods import loops, score_outcomes
+from tiny_benchmark import TRAIN, write_benchmark
 
 # Numbers for each image: fewer than there are images, so that ΦᵀΦ is the smaller matrix, and more.
 PRIMAL, DUAL = "conv_norm_out", "conv_in|conv_out|time_embedding"
@@ -44,7 +44,7 @@ KERNEL = ("trak", "d-trak", "mixed-trak", "relative-if", "renormalized-if")
 ENSEMBLES = ("trak-ensemble", "d-trak-ensemble")
 OUTCOMES = ("empirical-influence", "datamodel", "datamodel-lasso")
 JOURNEYS = ("journey-trak", "journey-trak-ensemble")
-COPIES = ("step-trak",)  # tests/test_copies.py
+COPIES = ("step-trak",)  # tests/gradients/test_noised_copies.py
 
 
 # one model

@@ -16,8 +16,9 @@ import pytest
 
 from dtrak.engines import ENGINES, Engine, make_engine
 from dtrak.errors import DtrakError, UsageError
+from processes import children
 
-TESTS = Path(__file__).parent
+PATHS = f"{Path(__file__).parent}{os.pathsep}{Path(__file__).parents[1]}"  # for processes that import this file
 
 # What jobs do. Every start and every end leaves a file, so that it can be counted.
 
@@ -109,7 +110,7 @@ def ray_home() -> Iterator[None]:
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_health_check_period_ms", "500")
-        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", PATHS, prepend=os.pathsep)
         yield
 
 
@@ -147,19 +148,6 @@ def make(request: pytest.FixtureRequest) -> Callable[[str], Engine]:
         return make_engine(name)
 
     return make_by_name
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if parent == pid:
-            found.append(int(status.parent.name))
-    return found
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
@@ -338,7 +326,8 @@ def test_workers_end_with_the_process_that_started_them(number: int, tmp_path: P
         "from pathlib import Path\nfrom dtrak.engines import make_engine\nimport test_engines\n"
         f"list(make_engine('pool', workers=2).run(test_engines.compute_for_ever, Path({str(tmp_path)!r}), [1, 2]))"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script], cwd=TESTS, stderr=subprocess.PIPE)
+    environment = {**os.environ, "PYTHONPATH": PATHS}
+    parent = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE)
     try:
         wait_until(lambda: marks(tmp_path, "start") == 2)
         workers = children(parent.pid)

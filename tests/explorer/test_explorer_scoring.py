@@ -14,7 +14,7 @@ from dtrak.explorer.scoring import Scorer
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS
-from test_benchmark import TRAIN, VALIDATION
+from tiny_benchmark import TRAIN, VALIDATION
 
 QUERIES = VALIDATION.select([3, 0, 2])
 
