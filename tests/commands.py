@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["dtrak.cli", "dtrak.cli.whole_run", "sklearn.datasets"])
@@ -35,19 +36,27 @@ class Outcome:
         return self.err.removeprefix("dtrak: ").rstrip("\n")
 
 
-def dtrak(*arguments: object, cwd: Path, largest_file: int | None = None) -> Outcome:
-    """Run a command to its end; no file that it writes can grow beyond `largest_file` bytes."""
-    with dtrak_started(*arguments, cwd=cwd, largest_file=largest_file) as command:
+@dataclass(frozen=True)
+class Place:
+    """Where a command runs, and how."""
+
+    cwd: Path
+    largest_file: int | None = None  # no file that it writes can grow beyond so many bytes
+    out: Path | None = None  # a file to which the shell appends standard output
+    packages: Path | None = None  # a folder of installed packages, as PYTHONPATH names one
+
+
+def dtrak(*arguments: object, cwd: Path, **more: Any) -> Outcome:
+    """Run a command to its end, in a `Place`."""
+    with dtrak_started(*arguments, cwd=cwd, **more) as command:
         return command.outcome()
 
 
 @contextmanager
-def dtrak_started(*arguments: object, cwd: Path, largest_file: int | None = None) -> Iterator["Command"]:
-    """Start a command and leave it running."""
+def dtrak_started(*arguments: object, cwd: Path, **more: Any) -> Iterator["Command"]:
+    """Start a command in a `Place`, and leave it running."""
     with tempfile.TemporaryDirectory() as streams:
-        process = processes.Process(
-            target=_become, args=([str(one) for one in arguments], str(cwd), streams, largest_file)
-        )
+        process = processes.Process(target=_become, args=([str(one) for one in arguments], streams, Place(cwd, **more)))
         process.start()
         try:
             yield Command(process, Path(streams))
@@ -75,14 +84,18 @@ class Command:
         return Outcome(self.process.exitcode, *((self.streams / name).read_text() for name in ("out", "err")))
 
 
-def _become(arguments: list[str], cwd: str, streams: str, largest_file: int | None) -> None:
+def _become(arguments: list[str], streams: str, place: Place) -> None:
     from dtrak.cli import main
 
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(streams, name), os.O_WRONLY | os.O_CREAT), descriptor)
-    os.chdir(cwd)
-    if largest_file is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    if place.out is not None:
+        os.dup2(os.open(place.out, os.O_WRONLY | os.O_APPEND), 1)
+    os.chdir(place.cwd)
+    if place.largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (place.largest_file, place.largest_file))
+    if place.packages is not None:
+        sys.path.insert(0, str(place.packages))
     sys.argv = ["dtrak", *arguments]
     main()
 

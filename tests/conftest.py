@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from commands import dtrak
 from dtrak.images.images import Images, load_images
@@ -47,7 +48,7 @@ TINY: dict[str, Any] = {
     },
     "training": {"epochs": 2, "batch_size": 250, "learning_rate": 1e-2},
     "generation": {"count": 4, "steps": 5},
-    "attribution": {"timesteps": 1, "projection_dim": 64},
+    "attribution": {"timesteps": 1, "projection_dim": 64, "parameters": "conv_out"},  # next to no backward pass
     "evaluation": {},
 }
 
@@ -62,13 +63,37 @@ def tiny_recipe(path: Path, **changes: Any) -> Path:
     return path
 
 
+MadeOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """Gives a folder of this name that is filled once for all processes of pytest-xdist. Not to be changed."""
+    root = tmp_path_factory.getbasetemp()
+    shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def make(name: str, fill: Callable[[Path], object]) -> Path:
+        folder, finished = shared / name, shared / f"{name}.finished"
+        with FileLock(shared / f"{name}.lock"):
+            if not finished.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # whoever began has failed
+                folder.mkdir()
+                fill(folder)
+                finished.touch()
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def finished_run(made_once: MadeOnce) -> Path:
     """A run that `dtrak run` made: model, checkpoints, four pictures, scores and report. Not to be changed."""
-    folder = tmp_path_factory.mktemp("finished")
-    outcome = dtrak("run", tiny_recipe(folder / "tiny.yaml"), "--out", "run", cwd=folder)
-    assert outcome.code == 0, outcome.err
-    return folder / "run"
+
+    def fill(folder: Path) -> None:
+        outcome = dtrak("run", tiny_recipe(folder / "tiny.yaml"), "--out", "run", cwd=folder)
+        assert outcome.code == 0, outcome.err
+
+    return made_once("finished", fill) / "run"
 
 
 @pytest.fixture
@@ -87,11 +112,11 @@ def recipe(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(made_once: MadeOnce) -> Path:
     """The folder of its pipeline."""
     from tiny_stable_diffusion import save_pipeline
 
-    return save_pipeline(tmp_path_factory.mktemp("base") / "pipeline")
+    return made_once("base", lambda folder: save_pipeline(folder / "pipeline")) / "pipeline"
 
 
 @pytest.fixture(scope="session")

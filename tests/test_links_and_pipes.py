@@ -94,10 +94,10 @@ def test_standard_output_gets_the_scores_and_nothing_else(own_run: Path, tmp_pat
     """What was in the file before stays in it, as the shell was told."""
     (tmp_path / "all").write_text("before\n")
     (tmp_path / "s.csv").symlink_to("/dev/stdout")
-    line = f"{sys.executable} -m dtrak attribute {own_run} --method random --out s.csv >> all"
-    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "The scores: s.csv" in done.stderr
+    asked = ("attribute", own_run, "--method", "random", "--out", "s.csv")
+    done = dtrak(*asked, cwd=tmp_path, out=tmp_path / "all")
+    assert done.code == 0, done.err
+    assert "The scores: s.csv" in done.err
     before, head, *rows = (tmp_path / "all").read_text().splitlines()
     assert (before, head) == ("before", "query,rank,train,score,label,method")
     assert len(rows) == 4 * 1000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from commands import Outcome, dtrak_fresh
+from commands import Outcome, dtrak, dtrak_fresh
 from conftest import TINY
 from dtrak.attribution.scores import Scores
 from dtrak.features.store import FeatureStore
@@ -38,7 +38,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(package: Path) -> Command:
-    return lambda *arguments: dtrak_fresh(*arguments, cwd=package, PYTHONPATH=str(package))
+    return lambda *arguments: dtrak(*arguments, cwd=package, packages=package)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,7 @@ def run(package: Path, command: Command) -> Path:
     """A run of the outside family, attributed by the outside method and preconditioner."""
     recipe = TINY | {
         "name": "outside",
+        "data": TINY["data"] | {"select": {"count": 100}},
         "model": {"kind": "linear", "width": 3},
         "attribution": {"method": "twice", "timesteps": 2, "projection_dim": 64, "damping": 0.1},
     }
@@ -80,6 +81,7 @@ def test_an_objective_and_an_engine_are_known_by_name(run: Path, package: Path, 
     assert (package / "pool" / "train-cubic" / "manifest.json").exists()
 
 
-def test_they_are_listed_beside_the_others(command: Command) -> None:
-    assert re.search(r"^twice +trak, twice", command("methods").out, re.MULTILINE)
+def test_they_are_listed_beside_the_others(package: Path, command: Command) -> None:
+    listed = dtrak_fresh("methods", cwd=package, PYTHONPATH=str(package))
+    assert re.search(r"^twice +trak, twice", listed.out, re.MULTILINE)
     assert "choose from process, pool, ray, backwards" in command("serve", "run", "--engine", "sideways").error

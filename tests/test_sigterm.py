@@ -49,7 +49,8 @@ def test_training_ends_and_goes_on_to_the_same_weights(recipe: MakeRecipe, tmp_p
 
 def test_the_workers_of_a_pool_end_as_well(finished_run: Path, tmp_path: Path) -> None:
     model = ("--model", finished_run / "model", "--train", "digits:train", "--queries", finished_run / "generated")
-    asked = ("attribute", *model, "--timesteps", 1, "--projection-dim", 64, "--out", "s.npz")
+    settings = ("--timesteps", 1, "--projection-dim", 64, "--parameters", "conv_out")
+    asked = ("attribute", *model, *settings, "--out", "s.npz")
     with dtrak_started(*asked, "--engine", "pool", "--workers", 1, cwd=tmp_path) as command:
         until(lambda: len(list(tmp_path.glob("s.npz.features/*/shard-*"))) > 1 or not command.runs)
         workers = children(command.process.pid or 0)

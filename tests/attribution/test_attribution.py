@@ -128,7 +128,7 @@ def test_another_objective_is_d_traks_to_choose() -> None:
 def test_the_recommended_method_answers_unless_an_objective_is_named() -> None:
     model, settings = tiny.unet(), {"timesteps": 2}
     recommended, of_objective = (dtrak.attribute(model, TRAIN, QUERIES, **settings, **more) for more in ({}, AVERAGE))
-    assert (recommended.method, of_objective.method) == ("mixed-trak", "d-trak")
+    assert (recommended.method, of_objective.method) == ("step-trak", "d-trak")
     named = dtrak.attribute(model, TRAIN, QUERIES, "d-trak", **settings, **AVERAGE)
     assert np.array_equal(of_objective.values, named.values)
 

@@ -179,7 +179,7 @@ def test_serve_goes_on_with_the_recipe(change: dict[str, Any] | None, own_run: P
     path.write_text("{" if change is None else json.dumps(last | change))
     with served(own_run) as server:
         methods = [one["name"] for one in server.get("run")["methods"]]
-    assert methods == (["random"] if change == {} else ["mixed-trak"])
+    assert methods == (["random"] if change == {} else ["step-trak"])
 
 
 # ids beyond int64

@@ -32,7 +32,7 @@ def own_run(run: Path, tmp_path: Path) -> Path:
 def test_from_paintings_to_credit(run: Path) -> None:
     pictures = load_images(str(run / "generated"))
     assert pictures.columns["prompt"].tolist() == ["a diamond by carl", "a disc by anna", "a stripe by bert"]
-    scores = load_scores(run / "scores.npz")["mixed-trak"]
+    scores = load_scores(run / "scores.npz")["step-trak"]
     assert scores.values.shape == (3, 18)
     assert np.isfinite(scores.values).all()
     assert {one.group for one in scores.credit("artist")} == {"anna", "bert", "carl"}
@@ -78,7 +78,7 @@ def test_a_lora_that_was_trained_elsewhere(run: Path, tmp_path: Path) -> None:
     common += ["--projection-dim", 128, "--prompt", "{caption}"]
     outcome = dtrak("attribute", "--model", pipeline, "--lora", weights, *common, "--out", "scores.npz", cwd=tmp_path)
     assert outcome.code == 0, outcome.err
-    found, expected = (load_scores(path)["mixed-trak"] for path in (tmp_path / "scores.npz", run / "scores.npz"))
+    found, expected = (load_scores(path)["step-trak"] for path in (tmp_path / "scores.npz", run / "scores.npz"))
     np.testing.assert_allclose(found.values, expected.values, rtol=1e-3, atol=1e-6)
 
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from dtrak.features.featurizing import FeatureSettings, Work, _shards_by
 from dtrak.features.inputs import ModelInputs
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
+from test_engines import seen_card
 
 CARDS = ["3", "5"]
 
@@ -30,17 +30,6 @@ CARDS = ["3", "5"]
 @pytest.fixture(autouse=True)
 def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dtrak.engines.pool.gpus", lambda: CARDS)
-
-
-def seen(context: float, job: int) -> tuple[int, str | None]:
-    time.sleep(context)
-    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-def device_and_card(context: Retraining, job: TrainingJob) -> dict[str, Any]:
-    """In place of a training: what the job would have trained on."""
-    time.sleep(0.3)
-    return {"device": context.device, "card": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid()}
 
 
 @pytest.mark.parametrize(
@@ -59,19 +48,35 @@ def test_a_gpu_is_known_by_its_type_and_its_index(device: str, expected: tuple[b
 
 def test_a_card_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match=r"device cuda:2: there are 2 GPUs, counted from 0"):
-        list(make_engine("pool").run(seen, 0.0, [1], gpu=True, card=2))
+        list(make_engine("pool").run(seen_card, 0.0, [1], gpu=True, card=2))
 
 
-@pytest.mark.parametrize(("device", "cards"), [("cuda", {"3", "5"}), ("cuda:1", {"5"})])
-def test_retraining_has_its_cards_to_itself(device: str, cards: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them, or the one that was asked for."""
-    monkeypatch.setattr(jobs, "retrain", device_and_card)
+def test_the_card_that_was_asked_for_is_the_only_one_in_use() -> None:
+    found = {result for _, result in make_engine("pool").run(seen_card, 0.3, range(3), gpu=True, card=1)}
+    assert len(found) == 1, "one worker for one card"
+    assert {card for _, card in found} == {"5"}
+
+
+class Recorded:
+    """An engine that keeps what it was asked for, and does nothing."""
+
+    is_here = False
+    is_remote = False
+
+    def run(self, work: Any, context: Any, jobs: Any, threads: int, gpu: bool, card: int | None) -> Iterator[Any]:
+        self.asked = gpu, card, context.device
+        return iter(())
+
+
+@pytest.mark.parametrize(("device", "card"), [("cuda", None), ("cuda:0", 0), ("cuda:1", 1)])
+def test_retraining_asks_for_its_cards(device: str, card: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, or the one that was given; a worker sees one card only, which it calls `cuda`."""
     images = ModelInputs(load_images("digits:train").select(range(2)).in_memory())
     context = Retraining(load_recipe("digits"), images, np.ones((4, 2), dtype=np.bool_), device=device)
-    found = [arrays for _, arrays in run_jobs(context, [TrainingJob(one) for one in range(4)], make_engine("pool"), 1)]
-    assert {one["card"] for one in found} == cards
-    assert len({one["pid"] for one in found}) == len(cards), "one worker for each card"
-    assert {one["device"] for one in found} == {"cuda"}, "a worker sees one card only"
+    engine = Recorded()
+    assert list(run_jobs(context, [TrainingJob(0)], engine, 1)) == []
+    assert engine.asked == (True, card, "cuda")
+    monkeypatch.setattr(jobs, "retrain", lambda context, job: {"device": context.device})
     (here,) = (arrays for _, arrays in run_jobs(context, [TrainingJob(0)], make_engine("process"), 1))
     assert here["device"] == device
 
@@ -90,17 +95,6 @@ def test_counterfactuals_have_the_card_that_was_asked_for(own_run: Path, monkeyp
     sets = np.arange(1000)[None] < 5
     (drawn,) = redrawing.draw_without(question, sets, np.zeros((1, 1), dtype=np.int64), [None], make_engine("pool"))
     assert (drawn.pictures == 5).all()
-
-
-class Recorded:
-    """An engine that keeps what it was asked for, and does nothing."""
-
-    is_here = False
-    is_remote = False
-
-    def run(self, work: Any, context: Any, jobs: Any, threads: int, gpu: bool, card: int | None) -> Iterator[Any]:
-        self.asked = gpu, card, context.device
-        return iter(())
 
 
 @pytest.mark.parametrize(
@@ -127,13 +121,14 @@ RAY = """
 import os
 from dtrak.engines import make_engine, pool
 from dtrak.errors import UsageError
-from test_engine_cards import CARDS, seen
+from test_engine_cards import CARDS
+from test_engines import seen_card
 
 pool.gpus = lambda: CARDS
-print([card for _, (_, card) in make_engine("ray", 1).run(seen, 0.0, range(2), gpu=True, card=1)])
+print([card for _, (_, card) in make_engine("ray", 1).run(seen_card, 0.0, range(2), gpu=True, card=1)])
 print(os.environ.get("CUDA_VISIBLE_DEVICES"))
 try:
-    list(make_engine("ray", address="127.0.0.1:1").run(seen, 0.0, [1], gpu=True, card=1))
+    list(make_engine("ray", address="127.0.0.1:1").run(seen_card, 0.0, [1], gpu=True, card=1))
 except UsageError as error:
     print(error)
 """

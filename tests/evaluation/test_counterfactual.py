@@ -17,7 +17,7 @@ from PIL import Image
 import dtrak
 from commands import dtrak as command
 from commands import dtrak_started
-from conftest import tiny_recipe
+from conftest import TINY, tiny_recipe
 from dtrak.engines.this_process import ThisProcess
 from dtrak.errors import UsageError
 from dtrak.evaluation.counterfactual import (
@@ -160,7 +160,8 @@ def test_the_command_finds_what_retraining_by_hand_finds(run: Run) -> None:
 
     model, folder = run.model(), run.folder / "counterfactual"
     queries = run.query_images(str(run.folder / "generated")).select([0, 1])
-    scores = dtrak.attribute(model, run.train_images, queries, methods[1:], timesteps=1, projection_dim=64, damping=0.1)
+    settings = TINY["attribution"]
+    scores = dtrak.attribute(model, run.train_images, queries, methods[1:], damping=0.1, **settings)
     values = {name: one.values for name, one in scores.items()}
     values["random"] = stream(0, "random").standard_normal((2, IMAGES), dtype=np.float32)
     found, pictures = json.loads((folder / "counterfactual.json").read_text()), np.load(folder / "pictures.npz")
@@ -210,8 +211,7 @@ def test_at_a_step_estimates_are_compared_and_journey_trak_has_its_own_scores(ru
                 run.train_images,
                 question.queries,
                 "journey-trak",
-                timesteps=1,
-                projection_dim=64,
+                **TINY["attribution"],
                 damping="auto",
                 ddim_steps=STEPS,
                 step=step,

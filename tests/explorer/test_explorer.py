@@ -19,6 +19,7 @@ from PIL import Image
 import dtrak
 import tiny
 from commands import dtrak as command
+from conftest import TINY
 from dtrak.attribution.preparing import prepare
 from dtrak.attribution.scoring import DampedScores, scores_for
 from dtrak.explorer.address import is_loopback, listen
@@ -34,7 +35,7 @@ from dtrak.runs.run import Run
 from serving import Server, colourful, encoded, served
 
 METHODS_SERVED = ["trak", "d-trak", "relative-if", "raw-pixel-cosine"]
-SETTINGS: dict[str, Any] = {"timesteps": 1, "projection_dim": 64}  # as the tiny recipe has them
+SETTINGS: dict[str, Any] = TINY["attribution"]
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,7 @@ def scores(run: Path) -> dict[str, dtrak.Scores]:
         cache=cache,
         timesteps=1,
         projection_dim=64,
+        parameters="conv_out",
     )
 
 

@@ -118,7 +118,7 @@ def test_features_are_computed_while_one_looks(own_run: Path) -> None:
         assert server.client.get("/api/train").json()["total"] == 1000  # before any feature is there
         assert len(server.get("answer", query="seed-00001.png")["proponents"]) == 10
     made_by = json.loads((own_run / "attribution.json").read_text())
-    assert made_by["method"] == ["mixed-trak"]
+    assert made_by["method"] == ["step-trak"]
     kept = dtrak.Scores.load(own_run / "scores.npz").values
     with served(own_run) as server:
         table = server.get("scores.csv", query="seed-00001.png", damping=made_by["damping"])

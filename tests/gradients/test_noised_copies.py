@@ -249,7 +249,7 @@ def test_step_trak_is_the_formula_over_both_objectives(
         **given,
     )
     rows = [
-        np.concatenate([FeatureStore.open(path).numpy() for path in sorted(tmp_path.glob(f"{name}-*-copies"))[::-1]], 1)
+        np.concatenate([FeatureStore.open(path).numpy() for path in sorted(tmp_path.glob(f"{name}-*-copies"))], 1)
         for name in ("train", "queries-*")
     ]
     assert rows[0].shape == (40, 4, FeatureStore.open(next(tmp_path.glob("train-*"))).dim)
@@ -271,7 +271,7 @@ def test_one_kernel_for_each_copy_is_the_mean_of_traks(digits: Images, tmp_path:
     )
     traks = [
         dtrak.attribute(model, digits, queries, "d-trak", objective=objective, timesteps=f"{timestep},", **same).values
-        for objective in ("simple", "probe")
+        for objective in ("simple", "square")
         for timestep in (100, 600)
     ]
     np.testing.assert_allclose(each.values, np.mean(traks, axis=0), rtol=1e-3, atol=1e-5)

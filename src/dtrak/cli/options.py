@@ -143,7 +143,7 @@ Method = Annotated[
     typer.Option(
         metavar="NAME",
         help="A method from `dtrak methods`, several such as trak,d-trak, or all.",
-        show_default="the recipe's; else mixed-trak, or d-trak with --objective",
+        show_default="the recipe's; else step-trak, or d-trak with --objective",
     ),
 ]
 ScoresFile = Annotated[

@@ -7,6 +7,7 @@ gives each image its own.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -109,10 +110,23 @@ def gradient_of_each_image(
             yield
 
 
-def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Condition | None = None) -> bool:
-    """Whether hooks on the layers give each image its own gradient, tried on two copies of each of two images.
+# What was found for a network; training images and queries ask one after the other.
+_TRIED: WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]] = WeakKeyDictionary()
 
-    They do not where a parameter belongs to a block of layers, where a network uses a parameter outside of its layer's
+
+def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Condition | None = None) -> bool:
+    """Whether hooks on the layers give each image its own gradient; each network is tried once."""
+    tried = _TRIED.setdefault(model.network, {})
+    chosen = frozenset(names)
+    if chosen not in tried:
+        tried[chosen] = _try_hooks(model, names, condition)
+    return tried[chosen]
+
+
+def _try_hooks(model: DiffusionModel, names: set[str], condition: Condition | None) -> bool:
+    """Compare what hooks give with ordinary gradients, on two copies of each of two images.
+
+    Hooks fail where a parameter belongs to a block of layers, where a network uses a parameter outside of its layer's
     call, or where a layer has several inputs or outputs, or an input without a batch axis. `condition` is that of one
     image, each [1, …].
     """

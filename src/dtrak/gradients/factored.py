@@ -6,8 +6,9 @@ output. With random A [p, in] and B [p, out], fixed for all images,
     B ∇W Aᵀ = Σ_positions (B g)(A a)ᵀ        p² numbers
 
 A and B have orthogonal rows, scaled so that E[AᵀA] = I and E[BᵀB] = I: inner products are kept on average, and exactly
-where p is at least as large as the layer. For a convolution, A a is a convolution with p filters. The forward pass and
-the backward pass to activations are all that it takes, and every copy of a batch has its own numbers.
+where p is at least as large as the layer. For a convolution, A a is a convolution with p filters; each is the product
+of a vector over channels and one over places, which takes a ninth of the work where filters are 3 × 3. The forward pass
+and the backward pass to activations are all that it takes, and every copy of a batch has its own numbers.
 
 Vectors (biases, scales of norms) have few numbers, which are sketched together, or kept as they are where they fit.
 """
@@ -15,6 +16,7 @@ Vectors (biases, scales of norms) have few numbers, which are sketched together,
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,12 +39,13 @@ class Factored(Projection):
 
     def __init__(self, dim: int, shapes: Shapes, seed: int) -> None:
         matrices = {name: (shape[0], math.prod(shape[1:])) for name, shape in shapes.items() if len(shape) > 1}
+        self._channels = {name: shapes[name][1] for name in matrices}
         vectors = {name: shape for name, shape in shapes.items() if len(shape) < 2}
         of_vectors = min(sum(sizes_of(vectors).values()), max(1, int(dim * SHARE_OF_VECTORS)) if matrices else dim)
         self._seed = seed
         self._sizes = _reduced_shapes(matrices, dim - of_vectors)
         self._full = matrices
-        self._factors: dict[str, tuple[Tensor, Tensor]] = {}
+        self._factors: dict[str, Factors] = {}
         self._places: dict[str, slice] = {}
         end = 0
         for name, (rows, columns) in self._sizes.items():
@@ -53,29 +56,28 @@ class Factored(Projection):
         self._place_of_vectors = slice(end, end + of_vectors)
         self.dim = end + of_vectors
 
-    def factors(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
-        """A [p, in] and B [p, out] of a matrix, on the device of `like`."""
+    def factors(self, name: str, device: torch.device) -> "Factors":
+        """Return A [p, in] and B [p, out] of a matrix."""
         if name not in self._factors:
-            full, small = self._full[name], self._sizes[name]
-            b, a = (_orthogonal(small[side], full[side], self._seed, "factored", name, side) for side in (0, 1))
-            self._factors[name] = a, b
-        a, b = (value.to(like.device) for value in self._factors[name])
-        self._factors[name] = a, b
-        return a, b
+            (rows, columns), (p, q) = self._full[name], self._sizes[name]
+            b = _orthogonal(p, rows, self._seed, "factored", name, 0)
+            self._factors[name] = Factors(*_filters(q, self._channels[name], columns, self._seed, "factored", name), b)
+        self._factors[name] = self._factors[name].to(device)
+        return self._factors[name]
 
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
         if name not in self._places:
             self._vectors.add(out[:, self._place_of_vectors], name, gradient)
             return
-        a, b = self.factors(name, gradient)
-        out[:, self._places[name]] += (b @ gradient.view(-1, *self._full[name]) @ a.T).flatten(1)
+        factors = self.factors(name, gradient.device)
+        out[:, self._places[name]] += (factors.b @ gradient.view(-1, *self._full[name]) @ factors.a.T).flatten(1)
 
     def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> AddFromOutput | None:
         """Return a function that adds B ∇W Aᵀ of each image, from A a, which is kept instead of a, and from B g."""
         reduce = REDUCED.get(type(layer))
         if reduce is None or not is_known(layer) or name not in self._places or getattr(layer, "groups", 1) != 1:
             return None
-        product, place = reduce(layer, a, *self.factors(name, a)), self._places[name]
+        product, place = reduce(layer, a, self.factors(name, a.device)), self._places[name]
 
         def add(out: Tensor, g: Tensor) -> None:
             out[:, place] += product(g).reshape(len(out), -1, place.stop - place.start).sum(1)
@@ -83,24 +85,51 @@ class Factored(Projection):
         return add
 
 
-# Each takes a layer, its input a [copies, …], A and B; it gives a function from g to B ∇W Aᵀ [copies, p, p].
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """A [p, in], whose rows may be products of a vector over channels and one over places, and B [p, out]."""
+
+    channels: Tensor  # [p, channels]
+    places: Tensor | None  # [p, places of a filter]; None if A is `channels` itself
+    b: Tensor
+
+    @property
+    def a(self) -> Tensor:
+        if self.places is None:
+            return self.channels
+        return (self.channels[:, :, None] * self.places[:, None, :]).flatten(1)
+
+    def to(self, device: torch.device) -> "Factors":
+        if self.b.device == device:
+            return self
+        return Factors(
+            self.channels.to(device), None if self.places is None else self.places.to(device), self.b.to(device)
+        )
+
+
+# Each takes a layer, its input a [copies, …] and the factors; it gives a function from g to B ∇W Aᵀ [copies, p, p].
 Product = Callable[[Tensor], Tensor]
 
 
-def _linear(layer: nn.Linear, a: Tensor, factor_a: Tensor, factor_b: Tensor) -> Product:
-    reduced = _positions(a @ factor_a.T)
-    return lambda g: _positions(g @ factor_b.T).transpose(1, 2) @ reduced
+def _linear(layer: nn.Linear, a: Tensor, factors: Factors) -> Product:
+    reduced = _positions(a @ factors.a.T)
+    return lambda g: _positions(g @ factors.b.T).transpose(1, 2) @ reduced
 
 
-def _conv2d(layer: nn.Conv2d, a: Tensor, factor_a: Tensor, factor_b: Tensor) -> Product:
-    filters = factor_a.view(-1, *layer.weight.shape[1:])
-    reduced = F.conv2d(a, filters, None, layer.stride, layer.padding, layer.dilation).flatten(2)
-    return lambda g: (factor_b @ g.flatten(2)) @ reduced.transpose(1, 2)
+def _conv2d(layer: nn.Conv2d, a: Tensor, factors: Factors) -> Product:
+    size = layer.weight.shape[2:]
+    if factors.places is None:
+        filters, groups = factors.channels.view(-1, layer.in_channels, *size), 1
+    else:
+        a = (factors.channels @ a.flatten(2)).unflatten(2, a.shape[2:])
+        filters, groups = factors.places.view(-1, 1, *size), len(factors.places)
+    reduced = F.conv2d(a, filters, None, layer.stride, layer.padding, layer.dilation, groups).flatten(2)
+    return lambda g: (factors.b @ g.flatten(2)) @ reduced.transpose(1, 2)
 
 
-def _embedding(layer: nn.Embedding, a: Tensor, factor_a: Tensor, factor_b: Tensor) -> Product:
-    reduced = _positions(factor_b.T[a])  # the input is a row of the identity matrix
-    return lambda g: reduced.transpose(1, 2) @ _positions(g @ factor_a.T)
+def _embedding(layer: nn.Embedding, a: Tensor, factors: Factors) -> Product:
+    reduced = _positions(factors.b.T[a])  # the input is a row of the identity matrix
+    return lambda g: reduced.transpose(1, 2) @ _positions(g @ factors.a.T)
 
 
 def _positions(values: Tensor) -> Tensor:
@@ -108,7 +137,7 @@ def _positions(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1, values.shape[-1])
 
 
-REDUCED: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Product]] = {
+REDUCED: dict[type[nn.Module], Callable[[Any, Tensor, Factors], Product]] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv2d,
     nn.Embedding: _embedding,
@@ -131,6 +160,15 @@ def _reduced_shapes(matrices: Mapping[str, tuple[int, int]], numbers: int) -> di
             f"and has {numbers:,}"
         )
     return reduced(steps[fitting - 1]) if matrices else {}
+
+
+def _filters(p: int, channels: int, numbers: int, *names: int | str) -> tuple[Tensor, Tensor | None]:
+    """Return p ≤ `numbers` orthogonal rows A, E[AᵀA] = I, as products over channels and places where p ≤ channels."""
+    places = numbers // channels
+    if places == 1 or p > channels:
+        return _orthogonal(p, numbers, *names, 1), None
+    signs = stream(*names, "places").integers(2, size=(p, places), dtype="int8") * 2 - 1
+    return _orthogonal(p, channels, *names, 1), torch.from_numpy(signs.astype(np.float32))
 
 
 def _orthogonal(p: int, n: int, *names: int | str) -> Tensor:

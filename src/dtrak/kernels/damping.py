@@ -22,7 +22,8 @@ from dtrak.noise import stream
 
 SHARE = 0.1  # of the images: what `spectrum` takes as the dimension
 LEAST, MOST = 0.05, 0.25  # of the images, for `auto`: where agreement falls slowly, its end is uncertain
-SHARE_OF_ROWS = 0.12  # of images × copies, for kernels of noised copies: docs/results.md
+SHARE_OF_ROWS = 0.15  # of images × copies: what `auto` takes for kernels of noised copies, docs/results.md
+SHARE_OF_RANK, OF_COPIES = 1 / 2, 2 / 3  # no rule takes more of the directions; more for kernels of noised copies
 TRIED = 24  # dimensions that `auto` tries
 ASKED = 100  # training images that it asks about
 CONFIRMED = 0.9  # of a dimension, that the other objective has to ask for
@@ -64,7 +65,7 @@ class Damping:
         """λ for a kernel, whose rule for `auto` is given."""
         match self.kind:
             case "spectrum":
-                return damping_of_dimension(kernel, SHARE * kernel.images)
+                return damping_of_dimension(kernel, at_most(SHARE * kernel.images, kernel))
             case "auto":
                 if automatic is None:
                     raise UsageError(
@@ -83,10 +84,14 @@ def compared_objective(objective: str) -> str:
     return "square" if objective == "simple" else "simple"
 
 
+def at_most(dimension: float, kernel: Preconditioner, share: float = SHARE_OF_RANK) -> float:
+    """A dimension, or a share of the kernel's rank if that is less."""
+    return min(dimension, share * len(kernel.eigenvalues))
+
+
 def damping_of_dimension(kernel: Preconditioner, dimension: float) -> float:
-    """The λ whose effective dimension is this, or half the rank if that is less."""
+    """The λ whose effective dimension is this, which has to be less than the rank."""
     rank = len(kernel.eigenvalues)
-    dimension = min(dimension, rank / 2)
     low = np.log(kernel.eigenvalues[0] / (2 * rank))  # d ≥ r − ½
     with np.errstate(divide="ignore", over="ignore"):  # of a dimension of nothing, λ is infinite
         high = np.log(kernel.eigenvalues.sum() / dimension)  # d ≤ Σ s / λ
@@ -97,17 +102,18 @@ def damping_of_dimension(kernel: Preconditioner, dimension: float) -> float:
 
 def damping_as_of(other: Preconditioner, its_damping: float, kernel: Preconditioner) -> float:
     """The λ with which a kernel keeps as many directions as another one does with its own."""
-    return damping_of_dimension(kernel, effective_dimension(other, its_damping))
+    return damping_of_dimension(kernel, at_most(effective_dimension(other, its_damping), kernel))
 
 
 def bounded_agreement(kernel: Preconditioner, compared: Callable[[], Preconditioner]) -> float:
     """The dimension at which two objectives agree, within reason; `compared` is fitted on the other one."""
-    return float(np.clip(agreed_dimension(kernel, compared()), LEAST * kernel.images, MOST * kernel.images))
+    agreed = np.clip(agreed_dimension(kernel, compared()), LEAST * kernel.images, MOST * kernel.images)
+    return at_most(float(agreed), kernel)
 
 
 def share_of_rows(kernel: Preconditioner, copies: int) -> float:
     """The dimension that `auto` sets for kernels of noised copies: a share of the rows that it was fitted on."""
-    return SHARE_OF_ROWS * copies * kernel.images
+    return at_most(SHARE_OF_ROWS * copies * kernel.images, kernel, OF_COPIES)
 
 
 def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:

@@ -61,7 +61,7 @@ _OWN = (
 )
 METHODS: Registry[Method] = Registry("method", "dtrak.methods", {method.name: method for method in _OWN})
 EVERY_METHOD = "all"  # stands for all methods whose needs are met
-RECOMMENDED = MIXED_TRAK.name  # docs/results.md says why
+RECOMMENDED = STEP_TRAK.name  # docs/results.md says why
 
 
 def get_method(name: str) -> Method:

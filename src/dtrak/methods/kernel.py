@@ -57,8 +57,8 @@ MIXED_TRAK = Method(
 )
 STEP_TRAK = Method(
     "step-trak",
-    "one kernel of every noised copy's gradients, of the training loss and of a random probe of the output",
-    Gradients("simple", also=("probe",), apart=True, any_objective=True),
+    "one kernel of the gradients of every noised copy, of the training loss and of L_Square",
+    Gradients("simple", also=("square",), apart=True, any_objective=True),
     kernel_scores,
     damped=True,
     has_self_influence=True,
