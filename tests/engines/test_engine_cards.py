@@ -18,7 +18,7 @@ from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.evaluation import jobs, redrawing
 from dtrak.evaluation.jobs import Retraining, TrainingJob, run_jobs
-from dtrak.features.featurizing import FeatureSettings, Work, _shards_by
+from dtrak.features.featurizing import FeatureSettings, SentWork, Work, _shards_by
 from dtrak.features.inputs import ModelInputs
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
@@ -64,7 +64,7 @@ class Recorded:
     is_remote = False
 
     def run(self, work: Any, context: Any, jobs: Any, threads: int, gpu: bool, card: int | None) -> Iterator[Any]:
-        self.asked = gpu, card, context.device
+        self.asked = gpu, card, (context.work if isinstance(context, SentWork) else context).device
         return iter(())
 
 
