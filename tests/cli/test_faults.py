@@ -166,7 +166,7 @@ def test_a_model_of_another_size_fits_as_the_error_says(place: Path, tmp_path: P
     assert "give --size 16 and grey images" in colour.error
     asked = ("attribute", "--train", "large.png", "--queries", "pictures/good.png", *where)
     assert "pictures/good.png holds images of 8×8" in dtrak(*asked, cwd=place).error
-    assert dtrak(*asked, "--size", 16, "--projection-dim", 8, "--timesteps", 1, cwd=place).code == 0
+    assert dtrak(*asked, "--size", 16, "--projection-dim", 64, "--timesteps", 1, cwd=place).code == 0
 
 
 @pytest.mark.parametrize("position", [0, 1, 3])

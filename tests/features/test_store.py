@@ -175,7 +175,7 @@ def stores(cache: Path) -> dict[str, dict[str, bytes]]:
 
 def wait_for_shards(folder: Path, count: int) -> None:
     deadline = time.monotonic() + 60
-    while len(list(folder.glob("train-square/shard-*.safetensors"))) < count:
+    while len(list(folder.glob("train-square-copies/shard-*.safetensors"))) < count:
         assert time.monotonic() < deadline, "no shards appear"
         time.sleep(0.01)
 
@@ -220,7 +220,7 @@ def test_one_cache_serves_several_objectives_and_refuses_another_setting(
     assert dtrak(*question, "--cache", "c", "--out", "s.npz", "--method", "trak,d-trak", cwd=tmp_path).code == 0
     assert json.loads((tmp_path / "c/train-simple/manifest.json").read_text())["objective"] == "simple"
     before = contents(tmp_path / "c/train-square")
-    refused = dtrak(*question, "--cache", "c", "--out", "t.npz", "--seed", "5", cwd=tmp_path)
+    refused = dtrak(*question, "--cache", "c", "--out", "t.npz", "--method", "d-trak", "--seed", "5", cwd=tmp_path)
     assert refused.code == 2
     assert "made with seed 0, not 5" in refused.error
     assert contents(tmp_path / "c/train-square") == before

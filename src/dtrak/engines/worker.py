@@ -22,7 +22,7 @@ def main() -> None:
         work, context = pickle.loads(connection.recv_bytes())
         while True:
             connection.send(attempt(work, context, pickle.loads(connection.recv_bytes())))
-    except EOFError:  # the pool has closed the connection
+    except (EOFError, BrokenPipeError):  # the pool has closed the connection
         return
     except Exception as error:  # a job or a result cannot be pickled
         connection.send(sendable(error))

@@ -19,6 +19,7 @@ from dtrak.evaluation.outputs import images_in_a_pass
 from dtrak.evaluation.redrawing import DEFAULT_PICTURES, default_removed
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.features.settings import DEFAULT_ENCODER
+from dtrak.gradients.factored import Factored
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import load_images, read_ids
@@ -28,6 +29,7 @@ from dtrak.inputs.needs import GradientKind, NeededGradients
 from dtrak.kernels.damping import Damping
 from dtrak.methods import chosen_methods, needed_by, split_methods
 from dtrak.models.autoencoder import pictures_in_a_pass
+from dtrak.models.diffusion import chosen_parameters
 from dtrak.models.layout import Layout
 from dtrak.models.memory import copies_that_fit, total_memory
 from dtrak.models.sampling import BATCH
@@ -171,18 +173,30 @@ class Plan:
     @property
     def rows_of_each(self) -> int:
         """Return how many rows of features an image has at the most: one, or one for each copy."""
-        return self.copies if any(kind.apart for kind in self.needed) else 1
+        return self.copies if self.has_copies_apart else 1
+
+    @property
+    def has_copies_apart(self) -> bool:
+        """Return whether the features of every copy are kept."""
+        return any(kind.apart for kind in self.needed)
 
     @cached_property
     def copies(self) -> int:
         settings = self.recipe.attribution
         return settings.draws * len(select_timesteps(settings.timesteps, self.recipe.timesteps))
 
-    @property
+    @cached_property
     def features(self) -> int:
-        """Return k, how many numbers are stored for each image."""
+        """Return k, how many numbers are stored for each image, or for each of its copies."""
         settings = self.recipe.attribution
-        return self.layout.trained if settings.projection == "identity" else settings.projection_dim
+        parameters = chosen_parameters(self.layout.network, settings.parameters)
+        if settings.projection_of(self.has_copies_apart) == "factored":
+            return Factored(
+                settings.projection_dim, {name: tuple(one.shape) for name, one in parameters.items()}, 0
+            ).dim
+        if settings.projection == "identity":
+            return sum(one.numel() for one in parameters.values())
+        return settings.projection_dim
 
     def featurizing(self, name: str, queries: int, objectives: tuple[int, int]) -> PlannedStep:
         """Plan to compute gradients for so many objectives, of the training images and of so many queries."""
@@ -197,8 +211,8 @@ class Plan:
     def scoring(self) -> PlannedStep:
         """Plan to compute the scores from the features."""
         queries, train, dim = self.generated, self.train, self.features
-        smaller = min(train * self.rows_of_each, dim)
-        kernels = self.objectives[0]
+        smaller = min(train * self.rows_of_each * (self.objectives[0] if self.has_copies_apart else 1), dim)
+        kernels = 1 if self.has_copies_apart else self.objectives[0]
         # The decomposed matrix and its workspace; then, for each kernel, the coordinates of the training images and,
         # if there are more images than dimensions, the directions.
         kept = train * smaller + (dim * smaller if dim <= train else 0)

@@ -59,7 +59,7 @@ def featurize(
     if isinstance(images, Trajectories):
         timesteps = images.timesteps
     else:
-        timesteps = select_timesteps(settings.timesteps, model.timesteps)
+        timesteps = select_timesteps(settings.timesteps, model.timesteps, middles=apart)
     check_copies(len(timesteps), settings.draws, model.shape, model.device)
     work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps, apart)
     suffix = "-copies" if apart else ""

@@ -157,7 +157,7 @@ def _reduced_shapes(matrices: Mapping[str, tuple[int, int]], numbers: int) -> di
     if matrices and not fitting:
         raise UsageError(
             f"projection-dim: the projection factored needs a number for each of {len(matrices):,} matrices at least, "
-            f"and has {numbers:,}"
+            f"and has {numbers:,}; give more, or --projection sketch"
         )
     return reduced(steps[fitting - 1]) if matrices else {}
 

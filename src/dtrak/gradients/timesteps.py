@@ -4,11 +4,12 @@ from dtrak.errors import UsageError
 from dtrak.limits import shortened
 
 
-def select_timesteps(choice: int | str, total: int) -> tuple[int, ...]:
-    """Timesteps counted from zero.
+def select_timesteps(choice: int | str, total: int, middles: bool = False) -> tuple[int, ...]:
+    """Return timesteps counted from zero.
 
-    `10` or `"10"` gives K = 10 evenly spaced ones, range(0, T, T//K)[:K]; `"middle:10"` the middles of ten equal
-    intervals; `"cumulative:10"` the first ten; `"0,100,200"` (with a comma at least at its end) just these.
+    `10` or `"10"` gives K = 10 evenly spaced ones, range(0, T, T//K)[:K], or with `middles` what `"middle:10"` gives:
+    the middles of ten equal intervals; `"cumulative:10"` the first ten; `"0,100,200"` (with a comma at least at its
+    end) just these.
     """
     text = choice.strip() if isinstance(choice, str) else shortened(choice)
     too_many = text.count(",") > total  # so many need not even be read
@@ -17,7 +18,7 @@ def select_timesteps(choice: int | str, total: int) -> tuple[int, ...]:
             chosen = [] if too_many else [int(part) for part in text.split(",") if part.strip()]
         elif text.startswith("cumulative:"):
             chosen = list(range(_count(text.removeprefix("cumulative:"), total)))
-        elif text.startswith("middle:"):
+        elif text.startswith("middle:") or (middles and text.isdecimal()):
             count = _count(text.removeprefix("middle:"), total)
             chosen = [(2 * index + 1) * total // (2 * count) for index in range(count)]
         else:

@@ -243,7 +243,7 @@ def _featurize(
     from dtrak.features.featurizing import featurize
 
     model, path = task.model, members(task, kind.models)[member]
-    settings = task.settings.features_of_copies if kind.apart else task.settings.features
+    settings = task.settings.features
     if path is not None:
         model, folder = _loaded(task, path), folder / path.name
         settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)

@@ -4,7 +4,7 @@ A recipe's section `attribution` has these fields, commands have an option for e
 `dtrak.attribute` has them in its signature.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -72,10 +72,3 @@ class Settings(FeatureSettings):
     def features(self) -> FeatureSettings:
         """The part that says how features are made."""
         return FeatureSettings(**{one.name: getattr(self, one.name) for one in fields(FeatureSettings)})
-
-    @property
-    def features_of_copies(self) -> FeatureSettings:
-        """The same where every copy has its own row: of K timesteps, the middles of K equal intervals are taken."""
-        count = str(self.timesteps).strip()
-        timesteps = f"middle:{count}" if count.isdecimal() else self.timesteps
-        return replace(self.features, timesteps=timesteps)

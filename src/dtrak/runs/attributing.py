@@ -77,7 +77,10 @@ def features_folder(run: Run, settings: Settings, prefix: str = "") -> Path:
 def features_name(settings: Settings, total: int) -> str:
     """Return a name that is different for all settings that give different features; `total` is T."""
     kind = settings.projection_of(apart=False)
-    values = asdict(settings.features) | {"timesteps": select_timesteps(settings.timesteps, total), "projection": kind}
+    timesteps, middles = (select_timesteps(settings.timesteps, total, middles) for middles in (False, True))
+    values = asdict(settings.features) | {"timesteps": timesteps, "projection": kind}
+    if timesteps == middles:  # a list, which means the same timesteps where copies are kept apart
+        values["copies"] = timesteps
     for name in NOT_IN_FEATURES:
         del values[name]
     return f"{kind}-{settings.projection_dim}-{stable_hash(repr(values)):016x}"
