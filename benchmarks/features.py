@@ -7,6 +7,7 @@
 
 Random weights and images, K = 10 timesteps, the objective `square`, float32. The floor, 1.0, is network(noisy, t), mean
 square and backward over the same noised copies: no image gets its own gradient there, nothing is projected or written.
+Below it are the forward pass and the backward pass to activations alone, which is all that factored features need.
 dtrak is timed from the .npz file to the finished store, set-up included. Each row runs in processes of its own. The
 floor and dtrak take turns for several rounds, after a warm-up, and the quickest counts. What would take a peer hours
 is run on a slice and scaled: the cost of vmap is linear in timesteps, that of a dense projection in d and in k.
@@ -46,6 +47,11 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {  # the settings of dtrak's rows
     "ours-32768": ("dtrak, k = 32768", {"projection_dim": 32768}),
     "ours-up": ("dtrak, up_blocks only, k = 4096", {"projection_dim": 4096, "parameters": r"^up_blocks\."}),
     "ours-out": ("dtrak, conv_out only, not projected", {"projection": "identity", "parameters": r"^conv_out\."}),
+}
+PASSES = {
+    "floor": "plain forward + backward",
+    "activations": "forward + backward to activations alone",
+    "forward": "forward alone",
 }
 PEER_LABELS = {"paper": "the paper's code", "traker": "traker", "dattri": "dattri"}
 ROWS = (*OURS, *PEER_LABELS)
@@ -150,8 +156,9 @@ def measure(row: str, setting: Setting, threads: int) -> list[Result]:
         images = write_images(Path(folder, "images.npz"), setting)
         if row in PEERS:
             results = peer(row, model, images, setting)
-        elif row.startswith("floor-"):
-            results = [floor(model, images, int(row.removeprefix("floor-")))]
+        elif row.partition("-")[0] in PASSES:
+            passes, _, batch = row.partition("-")
+            results = [plain(model, images, passes, int(batch))]
         else:
             results = [ours(row, model, images, Path(folder))]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
@@ -183,8 +190,8 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def floor(model: "DiffusionModel", images: Path, batch: int) -> Result:
-    """Plain forward and backward over all noised copies, `batch` of them at a time."""
+def plain(model: "DiffusionModel", images: Path, passes: str, batch: int) -> Result:
+    """Plain passes over all noised copies, `batch` of them at a time: what nothing that needs them can go below."""
     import torch
     from peers import all_copies
 
@@ -195,15 +202,21 @@ def floor(model: "DiffusionModel", images: Path, batch: int) -> Result:
     timesteps = torch.tensor(copies.timesteps).repeat(len(loaded))
     noisy = model.add_noise(clean, copies.noises(model.shape, None).repeat(len(loaded), 1, 1, 1), timesteps)
 
+    model.network.requires_grad_(passes == "floor")
+    noisy.requires_grad_(passes == "activations")
+
     def step(part: slice) -> None:
-        model.network(noisy[part], timesteps[part]).sample.square().mean().backward()
+        with torch.set_grad_enabled(passes != "forward"):
+            loss = model.network(noisy[part], timesteps[part]).sample.square().mean()
+        if passes != "forward":
+            loss.backward()
         model.network.zero_grad()
 
     step(slice(batch))  # the warm-up
     start = time.perf_counter()
     for first in range(0, len(noisy), batch):
         step(slice(first, first + batch))
-    return Result(f"floor-{batch}", (time.perf_counter() - start) / len(loaded))
+    return Result(f"{passes}-{batch}", (time.perf_counter() - start) / len(loaded))
 
 
 def ours(row: str, model: "DiffusionModel", images: Path, folder: Path) -> Result:
@@ -273,16 +286,18 @@ def compare(model: str, setting: Setting, args: argparse.Namespace) -> list[Resu
     """The rows of one table, the floor first."""
     rows: list[str] = args.rows
     results: dict[str, Result] = {}
-    floors = [f"floor-{batch}" for batch in setting.floor_batches]
-    for turn in range(args.rounds):
-        for row in floors + [row for row in rows if row in OURS]:
+    floors, others = [f"floor-{batch}" for batch in setting.floor_batches], list[str]()
+    for turn in range(max(2, args.rounds)):  # the second is the first of the passes that need the best batch size
+        for row in floors + others + [row for row in rows if row in OURS]:
             (result,) = run(row, model, setting, args.threads)
             results[row] = min(results.get(row, result), result, key=duration)
         if turn == 0:  # the best batch size goes on
             floors = [min(floors, key=lambda row: duration(results[row]))]
+            others = [floors[0].replace("floor", passes) for passes in ("activations", "forward")]
     best, tried = results[floors[0]], ", ".join(map(str, setting.floor_batches))
     note = f"batches of {best.label.removeprefix('floor-')} copies, the best of {tried}"
-    table = [replace(best, label="plain forward + backward", note=note)]
+    table = [replace(best, label=PASSES["floor"], note=note)]
+    table += [replace(results[row], label=PASSES[row.partition("-")[0]], note="the same batches") for row in others]
     table += [results[row] for row in rows if row in OURS]
     return table + [result for row in rows if row in PEER_LABELS for result in run(row, model, setting, args.threads)]
 

@@ -2,6 +2,7 @@
 
     python benchmarks/kernels.py                 # N = 5,000, k = 32,768, 1,000 queries, 27 dampings
     python benchmarks/kernels.py --primal        # N = 50,000, k = 4,096
+    python benchmarks/kernels.py --copies 10     # N = 5,000, k = 8,192, every one of ten copies, one pooled kernel
 
 Features are random numbers with the falling spectrum that gradients have, in a store on disk. Each row is a process of
 its own, so that its peak of memory is its own. The paper's code inverts ΦᵀΦ + λI anew for every λ; that is timed at a
@@ -21,7 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dtrak.features.store import FeatureStore, Manifest
+from dtrak.kernels.copies import CopyFeatures
 from dtrak.kernels.damping import GRIDS
+from dtrak.kernels.pooled import fit_pooled
 from dtrak.kernels.ridge import decompose
 
 SMALLER = 2048  # the k at which the explicit inverse is timed
@@ -30,27 +33,30 @@ SMALLER = 2048  # the k at which the explicit inverse is timed
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--primal", action="store_true", help="N = 50,000 and k = 4,096 instead")
+    parser.add_argument("--copies", type=int, help="features of so many copies of each image, k = 8,192")
     parser.add_argument("--train", type=int, help="N")
     parser.add_argument("--dim", type=int, help="k")
     parser.add_argument("--queries", type=int, default=1000)
     parser.add_argument("--folder", type=Path, help="keep the features here; a temporary folder otherwise")
     arguments = parser.parse_args()
     train = arguments.train or (50_000 if arguments.primal else 5_000)
-    dim = arguments.dim or (4_096 if arguments.primal else 32_768)
+    dim = arguments.dim or (4_096 if arguments.primal else 8_192 if arguments.copies else 32_768)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (arguments.folder or Path(temporary)) / f"{train}-{dim}"
-        in_process(make_store, folder, train, dim)
+        folder = (arguments.folder or Path(temporary)) / f"{train}-{arguments.copies or 1}-{dim}"
+        in_process(make_store, folder, train, arguments.copies, dim)
         table = Table("way", "seconds", "peak memory above start, MB", "said of it")
         for dampings, said in ((1, "one λ"), (27, "the paper's grid")):
             parts, peak = in_process(sweep, folder, arguments.queries, dampings)
             spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in parts.items())
             table.add_row(f"eigendecomposition, {said}", f"{sum(parts.values()):.0f}", f"{peak:,.0f}", spent)
-        (inverse, products), peak = in_process(explicit_inverse, folder, arguments.queries, min(SMALLER, dim))
-        factor = dim / min(SMALLER, dim)
-        scaled = 27 * (inverse * factor**3 + products * factor**2)
-        said = f"timed at k = {min(SMALLER, dim):,} ({inverse + products:.1f} s for one λ), scaled to {dim:,}"
-        table.add_row("explicit inverse for each λ, the paper's grid", f"{scaled:,.0f}", "–", said)
-        Console(width=140).print(f"N = {train:,}, k = {dim:,}, {arguments.queries:,} queries", table)
+        if not arguments.copies:
+            (inverse, products), peak = in_process(explicit_inverse, folder, arguments.queries, min(SMALLER, dim))
+            factor = dim / min(SMALLER, dim)
+            scaled = 27 * (inverse * factor**3 + products * factor**2)
+            said = f"timed at k = {min(SMALLER, dim):,} ({inverse + products:.1f} s for one λ), scaled to {dim:,}"
+            table.add_row("explicit inverse for each λ, the paper's grid", f"{scaled:,.0f}", "–", said)
+        rows = f"N = {train:,}" + f" × {arguments.copies} copies" * bool(arguments.copies)
+        Console(width=140).print(f"{rows}, k = {dim:,}, {arguments.queries:,} queries", table)
 
 
 def in_process(work, *arguments):
@@ -58,21 +64,19 @@ def in_process(work, *arguments):
         return pool.apply(work, arguments)
 
 
-def make_store(folder: Path, train: int, dim: int) -> None:
-    store = open_store(folder, train, dim)
+def make_store(folder: Path, train: int, copies: int | None, dim: int) -> None:
+    manifest = Manifest("", "", "square", [0], 1, "shared", 0, "all", "sketch", dim, train, copies)
+    store = FeatureStore.create(folder, manifest)
     scale = torch.arange(1, dim + 1) ** -0.75
     for index in store.missing():
         random = torch.Generator().manual_seed(index)
-        store.write(index, torch.randn(len(store.shards[index]), dim, generator=random) * scale)
-
-
-def open_store(folder: Path, train: int, dim: int) -> FeatureStore:
-    return FeatureStore.create(folder, Manifest("", "", "square", [0], 1, "shared", 0, "all", "sketch", dim, train))
+        store.write(index, torch.randn(len(store.shards[index]), *manifest.shape, generator=random) * scale)
 
 
 def queries_for(store: FeatureStore, count: int) -> np.ndarray:
     scale = np.arange(1, store.dim + 1, dtype=np.float32) ** -0.75
-    return np.random.default_rng(0).standard_normal((count, store.dim), dtype=np.float32) * scale
+    shape = (count, *store.manifest.shape)
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32) * scale
 
 
 def sweep(folder: Path, count: int, dampings: int) -> tuple[dict[str, float], float]:
@@ -80,7 +84,7 @@ def sweep(folder: Path, count: int, dampings: int) -> tuple[dict[str, float], fl
     store = FeatureStore.open(folder)
     queries, before = queries_for(store, count), peak_memory()
     parts, clock = {}, time.perf_counter()
-    kernel = decompose(store)
+    kernel = decompose(store) if store.manifest.copies is None else fit_pooled(CopyFeatures([store]))
     parts["decompose"], clock = time.perf_counter() - clock, time.perf_counter()
     coordinates = kernel.coordinates(queries)
     parts["queries"], clock = time.perf_counter() - clock, time.perf_counter()

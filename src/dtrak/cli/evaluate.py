@@ -30,7 +30,7 @@ def lds(
     method: options.Method = None,
     queries: options_evaluate.QueryKind = "validation",
     output_function: options_evaluate.Output = "simple",
-    damping: options_evaluate.EvaluatedDamping = "chosen",
+    damping: options_evaluate.EvaluatedDamping = "auto",
     grid: options_evaluate.Grid = "log",
     out: options_evaluate.LdsFile = None,
     table: options_evaluate.TableFile = None,

@@ -34,8 +34,8 @@ EvaluatedDamping = Annotated[
     typer.Option(
         "--damping",
         metavar="λ",
-        help="chosen: fitted on half of the subsets and used for the other half; best: fitted on the reported subsets, "
-        "as in the paper; or a fixed one: auto, spectrum, 0.1, absolute:5.",
+        help="A fixed one: auto, spectrum, 0.1, absolute:5; chosen: fitted on half of the subsets and used for the "
+        "other half; or best: fitted on the reported subsets, as in the paper.",
     ),
 ]
 Grid = Annotated[
