@@ -15,6 +15,7 @@ PROGRAM = ROOT / "benchmarks" / "paper"
 # the tables and figures that each finding leaves
 WRITTEN = {
     "interpolation": ("interpolation.md", "interpolation-validation-10.png", "interpolation-generated-100.png"),
+    "copies": ("copies.md",),
     "mixtures": ("mixtures.md",),
     "retraining": ("retraining.md",),
     "outputs": ("outputs.md",),
@@ -75,7 +76,7 @@ def test_findings_of_a_tiny_benchmark(recipe: Callable[..., Path], tmp_path: Pat
     assert {name for names in WRITTEN.values() for name in names} <= there
     tables = {name: (tmp_path / "out" / "tiny" / f"{name}.md").read_text() for name in WRITTEN}
     assert "| 0.5 |" in tables["interpolation"]
-    assert "mixed-trak's gain over d-trak" in tables["recommended"]
+    assert "step-trak's gain over d-trak" in tables["recommended"]
 
     frontier, _, every = tables["costs"].partition("## All choices")
     best, costs = (

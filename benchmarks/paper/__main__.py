@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import choices
+import copies
 import findings
 import noise
 import page
@@ -42,6 +43,8 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "counterfactuals": findings.counterfactuals,
     "pictures": findings.pictures,
     "recommended": choices.recommended,
+    "recommended-100": choices.recommended_100,
+    "copies": copies.copies,
     "mixtures": choices.mixtures,
     "projections": choices.projections,
     "parameters": choices.parameters,

@@ -113,6 +113,39 @@ class Study:
 
         return Measured(**json.loads(self._once(ask, "kernel", question, queries, output)))
 
+    def of_copies(
+        self,
+        objective: str,
+        scores: Callable[[dict[str, Array], list[str]], dict[str, dict[str, list[Array]]]],
+        ways: Sequence[str],
+        **settings: Any,
+    ) -> dict[str, dict[str, Measured]]:
+        """For each kind of queries and each way, the LDS of scores from the features [rows, C, k] of every copy.
+
+        `scores` gives them for each way and kind, with every λ; the best λ counts.
+        """
+
+        def ask() -> str:
+            wanted, cache = _settings(settings).features, self.cache(None, **settings)
+            sets = {"train": self.benchmark.train} | {kind: self.benchmark.queries(kind) for kind in self.query_kinds}
+            rows = {}
+            for name, images in sets.items():
+                folder = "train" if name == "train" else f"queries-{images.fingerprint[:8]}"
+                stores = featurize(self.model, images, [objective], wanted, cache, folder, apart=True)
+                rows[name] = stores[objective].numpy()
+            answers: dict[str, dict[str, Any]] = {}
+            made = scores(rows, self.query_kinds)
+            for kind in self.query_kinds:
+                masks, losses = self.benchmark.masks, self.benchmark.losses(kind)
+                for way in ways:
+                    best = max(made[way][kind], key=lambda one: mean_lds(one, masks, losses))
+                    lds = evaluate_lds(best, masks, losses)
+                    answers.setdefault(kind, {})[way] = {"mean": lds.mean, "std": lds.bootstrap_std}
+            return json.dumps(answers)
+
+        answers = json.loads(self._once(ask, "copies", objective, list(ways), sorted(settings.items())))
+        return {kind: {way: Measured(**one) for way, one in found.items()} for kind, found in answers.items()}
+
     def mixed(self, objectives: Sequence[str], queries: str, **settings: Any) -> Measured:
         """The LDS of the sum of several objectives' scores, each standardised for each query, with damping auto."""
 

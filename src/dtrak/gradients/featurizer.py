@@ -32,6 +32,7 @@ Id = str | int
 # Images share a pass until their activations fill this much: by then its overhead has vanished beside its work.
 SHARED_PASS_BYTES = 256 << 20
 MOST_SHARED_IMAGES = 32
+LEAST_SHARED_COPIES = 20  # of large models, where no weight gradient is formed: fewer leave cores without work
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class Featurizer:
     def _choose_batch_size(self, bytes_per_copy: int, wanted: int | None) -> int:
         largest = 0 if self.projection.has_shortcuts else 4 * max(value.numel() for value in self.parameters.values())
         fitting = SHARED_PASS_BYTES // (bytes_per_copy * len(self.timesteps) + largest)
-        return wanted or max(1, min(fitting, MOST_SHARED_IMAGES))
+        copies = min(LEAST_SHARED_COPIES, self.copies_at_once) if self.projection.has_shortcuts else 1
+        return wanted or max(1, copies // len(self.timesteps), min(fitting, MOST_SHARED_IMAGES))
 
     def _take_one_at_a_time(self, wanted: int | None) -> None:
         """One image in a pass, or one copy, where hooks cannot tell them apart."""

@@ -80,7 +80,7 @@ def fit_pooled(features: CopyFeatures, scored: CopyFeatures | None = None) -> Po
 
     `scored` are other features of the same images, which the kernel then scores.
     """
-    copies = next(iter(features.blocks(range(1))))[1].shape[1]
+    copies, _ = features.shape
     if features.dim <= len(features) * copies:
         gram = np.zeros((features.dim, features.dim), order="F")
         for _, block in features.blocks():

@@ -1,0 +1,112 @@
+"""Every noised copy apart: which kernel, which objective, how many timesteps; and what an objective's direction is.
+
+The gradient of every objective is Jᵀu, with J the Jacobian of the output and u a vector over its numbers: the residual
+for `simple`, the prediction for `square`, ones for `avg`, the noise for `interpolated(0)`, a random vector for `probe`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from findings import Finding
+from study import Array, Measured, Study
+from torch import Tensor
+
+from dtrak.gradients.featurizer import Copies
+from dtrak.gradients.objectives import get_objective
+from dtrak.gradients.timesteps import select_timesteps
+from dtrak.kernels.copies import CopyFeatures, OneCopy
+from dtrak.kernels.damping import GRIDS
+from dtrak.kernels.pooled import fit_pooled
+from dtrak.kernels.preconditioner import ArrayRows
+from dtrak.kernels.ridge import decompose
+from dtrak.tables import Cell, Entry, Table
+
+OBJECTIVES = ("simple", "square", "avg", "interpolated(0)", "probe")
+TIMESTEPS = (2, 5, 10, 30)
+WAYS = ("averaged", "a kernel a copy", "pooled, means", "pooled, apart", "the same, unit length")
+IMAGES_OF_U = 200
+
+Rows = Mapping[str, Array]  # [rows, C, k] of "train" and of each kind of queries
+Curves = list[Array]  # scores [Q, N] for every λ of the grid
+
+
+def copies(study: Study) -> Finding:
+    """Averaged or apart, a kernel a copy or one, own or unit length: each with the best λ in hindsight."""
+    found: dict[str, dict[str, dict[str, Measured]]] = {}
+    for objective in OBJECTIVES:
+        found[objective] = study.of_copies(objective, scores_of_ways, WAYS, timesteps=10)
+    common = {objective: shared_direction(study, objective) for objective in OBJECTIVES}
+    for kind in study.query_kinds:
+        rows: list[list[Entry]] = [
+            [
+                objective,
+                Cell(common[objective], f"{100 * common[objective]:.0f} %"),
+                *(found[objective][kind][way].cell for way in WAYS),
+            ]
+            for objective in OBJECTIVES
+        ]
+        yield Table(["objective", "u in common", *WAYS], rows, f"Kernels of copies, K = 10, {kind} queries")
+    yield from _timesteps(study)
+
+
+def _timesteps(study: Study) -> Iterator[Table]:
+    """step-trak with λ by rule and with the best one."""
+    rows: list[list[Entry]] = []
+    for k in TIMESTEPS:
+        seconds = study.seconds("step-trak", timesteps=k)
+        cells: list[Entry] = []
+        for kind in study.query_kinds:
+            for damping in ("auto", "best"):
+                asked = study.measure(("step-trak",), queries=kind, timesteps=k, damping=damping)
+                cells.append(asked["step-trak"].cell)
+        rows.append([f"K = {k}", *cells, Cell(seconds, f"{seconds:.1f}")])
+    heads = [f"{kind}, λ {damping}" for kind in study.query_kinds for damping in ("auto", "best")]
+    yield Table(["step-trak", *heads, "seconds"], rows, "Timesteps of step-trak")
+
+
+def scores_of_ways(rows: Rows, kinds: list[str]) -> dict[str, dict[str, Curves]]:
+    """For each way and each kind of queries, the scores with every λ of the grid."""
+    found: dict[str, dict[str, Curves]] = {way: {} for way in WAYS}
+    stored, unit = (CopyFeatures([ArrayRows(rows["train"])], is_unit) for is_unit in (False, True))
+    queries = {kind: torch.from_numpy(rows[kind]) for kind in kinds}
+    averaged = decompose(ArrayRows(rows["train"].mean(1)))
+    pooled, of_means = fit_pooled(stored), fit_pooled(stored, stored.mean())
+    of_unit = fit_pooled(unit)
+    own = [decompose(OneCopy(stored, copy)) for copy in range(rows["train"].shape[1])]
+    for kind, asked in queries.items():
+        found["averaged"][kind] = _curve(averaged, asked.mean(1).numpy())
+        of_each = [_curve(kernel, asked[:, copy].numpy()) for copy, kernel in enumerate(own)]
+        found["a kernel a copy"][kind] = [np.mean(one, axis=0) for one in zip(*of_each, strict=True)]
+        found["pooled, means"][kind] = _curve(of_means, stored.mean().prepared([asked]).numpy())
+        found["pooled, apart"][kind] = _curve(pooled, stored.prepared([asked]).numpy())
+        found["the same, unit length"][kind] = _curve(of_unit, unit.prepared([asked]).numpy())
+    return found
+
+
+def _curve(kernel: object, queries: Array) -> Curves:
+    coordinates = kernel.coordinates(queries)  # type: ignore[attr-defined]
+    return [kernel.scores(coordinates, one.absolute(kernel)) for one in GRIDS["log"]]  # type: ignore[attr-defined]
+
+
+def shared_direction(study: Study, objective: str) -> float:
+    """‖mean_n u_n‖² ÷ mean_n ‖u_n‖² over training images, the mean over ten copies: 1 if u is the same for all."""
+    model, images = study.model, study.benchmark.train.first(IMAGES_OF_U)
+    clean = images.tensor(range(len(images)))
+    drawn = Copies(select_timesteps(10, model.timesteps, middles=True))
+    found = []
+    for timestep, noise in zip(drawn.timesteps, drawn.noises(model.shape, None), strict=True):
+        steps, same = torch.full((len(clean),), timestep), noise.expand_as(clean)
+        with torch.no_grad():
+            predicted = model.predict_target(model.add_noise(clean, same, steps), steps, {})
+        u = _gradient(get_objective(objective), predicted, model.target(clean, same, steps))
+        found.append(float(u.mean(0).square().sum() / u.square().sum(1).mean()))
+    return float(np.mean(found))
+
+
+def _gradient(objective: Callable[..., Tensor], predicted: Tensor, noise: Tensor) -> Tensor:
+    """∂ℓ/∂ε_θ of each image, [B, …]: its direction u, but for a factor."""
+    output = predicted.clone().requires_grad_()
+    objective(output, noise, torch.ones(len(output))).sum().backward()
+    assert output.grad is not None
+    return output.grad.flatten(1)
