@@ -45,6 +45,7 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "recommended": choices.recommended,
     "recommended-100": choices.recommended_100,
     "copies": copies.copies,
+    "timesteps": copies.timesteps,
     "mixtures": choices.mixtures,
     "projections": choices.projections,
     "parameters": choices.parameters,

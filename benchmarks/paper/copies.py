@@ -4,17 +4,20 @@ The gradient of every objective is Jᵀu, with J the Jacobian of the output and 
 for `simple`, the prediction for `square`, ones for `avg`, the noise for `interpolated(0)`, a random vector for `probe`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
+from drawings import Choice, Drawing, cost_figure
 from findings import Finding
-from study import Array, Measured, Study
+from study import MISSING, Array, Measured, Study
 from torch import Tensor
 
 from dtrak.gradients.featurizer import Copies
 from dtrak.gradients.objectives import get_objective
 from dtrak.gradients.timesteps import select_timesteps
+from dtrak.images.images import Images
 from dtrak.kernels.copies import CopyFeatures, OneCopy
 from dtrak.kernels.damping import GRIDS
 from dtrak.kernels.pooled import fit_pooled
@@ -24,8 +27,9 @@ from dtrak.tables import Cell, Entry, Table
 
 OBJECTIVES = ("simple", "square", "avg", "interpolated(0)", "probe")
 TIMESTEPS = (2, 5, 10, 30)
+METHODS = ("trak", "d-trak", "mixed-trak", "step-trak")
 WAYS = ("averaged", "a kernel a copy", "pooled, means", "pooled, apart", "the same, unit length")
-IMAGES_OF_U = 200
+IMAGES_OF_U, IMAGES_OF_GAP = 200, 400
 
 Rows = Mapping[str, Array]  # [rows, C, k] of "train" and of each kind of queries
 Curves = list[Array]  # scores [Q, N] for every λ of the grid
@@ -47,22 +51,26 @@ def copies(study: Study) -> Finding:
             for objective in OBJECTIVES
         ]
         yield Table(["objective", "u in common", *WAYS], rows, f"Kernels of copies, K = 10, {kind} queries")
-    yield from _timesteps(study)
+    gap, error = study.gap(lambda: loss_gap(study))
+    cell = Cell(gap, f"{100 * gap:+.1f} ± {100 * error:.1f} %")
+    yield Table(["", "more"], [["loss of held-out images", cell]], "What the model has learned of its own images")
 
 
-def _timesteps(study: Study) -> Iterator[Table]:
-    """step-trak with λ by rule and with the best one."""
-    rows: list[list[Entry]] = []
+def timesteps(study: Study) -> Finding:
+    """LDS against cost for few and many timesteps, with λ by rule; for step-trak also with the best λ."""
+    rows, choices = list[list[Entry]](), list[Choice]()
     for k in TIMESTEPS:
-        seconds = study.seconds("step-trak", timesteps=k)
-        cells: list[Entry] = []
-        for kind in study.query_kinds:
-            for damping in ("auto", "best"):
-                asked = study.measure(("step-trak",), queries=kind, timesteps=k, damping=damping)
-                cells.append(asked["step-trak"].cell)
-        rows.append([f"K = {k}", *cells, Cell(seconds, f"{seconds:.1f}")])
-    heads = [f"{kind}, λ {damping}" for kind in study.query_kinds for damping in ("auto", "best")]
-    yield Table(["step-trak", *heads, "seconds"], rows, "Timesteps of step-trak")
+        found = [study.measure(METHODS, queries=kind, timesteps=k, damping="auto") for kind in study.query_kinds]
+        best = [study.measure(METHODS[-1:], queries=kind, timesteps=k) for kind in study.query_kinds]
+        for method in METHODS:
+            seconds = study.seconds(method, timesteps=k)
+            ways = [MISSING if method not in one else one[method].cell for one in best]
+            cells = [cell for one, way in zip(found, ways, strict=True) for cell in (one[method].cell, way)]
+            rows.append([f"{method}, K = {k}", *cells, Cell(seconds, f"{seconds:.1f}")])
+            choices.append(Choice(method, f"K = {k}", found[0][method], seconds))
+    heads = [f"{kind}, λ {way}" for kind in study.query_kinds for way in ("auto", "best")]
+    yield Table(["method", *heads, "seconds"], rows, "Timesteps and what they cost")
+    yield Drawing("cost-of-timesteps", cost_figure(choices, f"{METHODS[-1]}, K = 10"))
 
 
 def scores_of_ways(rows: Rows, kinds: list[str]) -> dict[str, dict[str, Curves]]:
@@ -71,8 +79,8 @@ def scores_of_ways(rows: Rows, kinds: list[str]) -> dict[str, dict[str, Curves]]
     stored, unit = (CopyFeatures([ArrayRows(rows["train"])], is_unit) for is_unit in (False, True))
     queries = {kind: torch.from_numpy(rows[kind]) for kind in kinds}
     averaged = decompose(ArrayRows(rows["train"].mean(1)))
-    pooled, of_means = fit_pooled(stored), fit_pooled(stored, stored.mean())
-    of_unit = fit_pooled(unit)
+    pooled, of_unit = fit_pooled(stored), fit_pooled(unit)
+    of_means = replace(pooled, features=stored.mean())  # the same kernel
     own = [decompose(OneCopy(stored, copy)) for copy in range(rows["train"].shape[1])]
     for kind, asked in queries.items():
         found["averaged"][kind] = _curve(averaged, asked.mean(1).numpy())
@@ -87,6 +95,35 @@ def scores_of_ways(rows: Rows, kinds: list[str]) -> dict[str, dict[str, Curves]]
 def _curve(kernel: object, queries: Array) -> Curves:
     coordinates = kernel.coordinates(queries)  # type: ignore[attr-defined]
     return [kernel.scores(coordinates, one.absolute(kernel)) for one in GRIDS["log"]]  # type: ignore[attr-defined]
+
+
+def loss_gap(study: Study) -> tuple[float, float]:
+    """How much more loss held-out images have than training images, as a share of it, and the standard error.
+
+    The mean over ten timesteps with four noises each, of every image its own.
+    """
+    steps = select_timesteps(10, study.model.timesteps, middles=True)
+    sets = [study.benchmark.train.first(IMAGES_OF_GAP), study.benchmark.queries("validation")]
+    train, held_out = (_losses(study, images, steps) for images in sets)  # [images, timesteps]
+    scale = train.mean(0)
+    relative = [(one / scale).mean(1) for one in (train, held_out)]
+    error = sum(float(one.var()) / len(one) for one in relative) ** 0.5
+    return float(relative[1].mean() - relative[0].mean()), error
+
+
+def _losses(study: Study, images: Images, steps: tuple[int, ...]) -> Tensor:
+    """The training loss of each image at each timestep, [images, timesteps]."""
+    model, clean = study.model, images.tensor(range(len(images)))
+    drawn = Copies(steps, draws=4, noise="per-image", of=images.fingerprint)
+    noises = torch.stack([drawn.noises(model.shape, image) for image in images.ids.tolist()])  # [N, 40, C, H, W]
+    found = []
+    for copy, (timestep, _) in enumerate(drawn.pairs()):
+        at = torch.full((len(clean),), timestep)
+        with torch.no_grad():
+            predicted = model.predict_target(model.add_noise(clean, noises[:, copy], at), at, {})
+        target = model.target(clean, noises[:, copy], at)
+        found.append(get_objective("simple")(predicted, target, torch.ones(len(clean))))
+    return torch.stack(found, 1).unflatten(1, (len(steps), 4)).mean(2)
 
 
 def shared_direction(study: Study, objective: str) -> float:

@@ -146,6 +146,11 @@ class Study:
         answers = json.loads(self._once(ask, "copies", objective, list(ways), sorted(settings.items())))
         return {kind: {way: Measured(**one) for way, one in found.items()} for kind, found in answers.items()}
 
+    def gap(self, make: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+        """A difference and its error, made unless it is there."""
+        gap, error = json.loads(self._once(lambda: json.dumps(make()), "gap"))
+        return gap, error
+
     def mixed(self, objectives: Sequence[str], queries: str, **settings: Any) -> Measured:
         """The LDS of the sum of several objectives' scores, each standardised for each query, with damping auto."""
 

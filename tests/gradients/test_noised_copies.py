@@ -15,6 +15,7 @@ import dtrak
 import tiny
 from commands import dtrak as command
 from dtrak import DiffusionModel
+from dtrak.engines.this_process import ThisProcess
 from dtrak.errors import UsageError
 from dtrak.features.featurizing import featurize
 from dtrak.features.settings import FeatureSettings
@@ -261,6 +262,27 @@ def test_step_trak_is_the_formula_over_both_objectives(
         train, asked = train.mean(1, keepdims=True), asked.mean(1, keepdims=True)
     expected = np.einsum("qck,kl,ncl->qn", asked, np.linalg.inv(gram), train)
     np.testing.assert_allclose(scores.values, expected, rtol=5e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"parameters": "up_blocks"},
+        {"autocast": True},
+        {"noise": "per-image", "draws": 2},
+        {"dtype": "bfloat16"},
+        {"projection": "sketch"},
+        {"engine": ThisProcess()},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_step_trak_takes_every_setting(given: dict[str, Any], digits: Images) -> None:
+    """An image is its own strongest proponent, however its features are made."""
+    queries = digits.select([1, 5, 7])
+    scores = dtrak.attribute(tiny.unet(), digits, queries, "step-trak", timesteps=3, projection_dim=128, **given)
+    if given != {"noise": "per-image", "draws": 2}:  # the noise of a query is then not that of the same training image
+        assert [matches[0].position for matches in scores.top(1)] == [1, 5, 7]
+    assert np.isfinite(scores.values).all()
 
 
 def test_one_kernel_for_each_copy_is_the_mean_of_traks(digits: Images, tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def gradient_of_each_image(
         def after_forward(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             a = inputs[0].detach()
             a = a.float() if a.is_floating_point() else a
-            collectors = [collector(name, layer, a) for name in chosen]
+            with torch.autocast(a.device.type, enabled=False):  # projections are computed in float32
+                collectors = [collector(name, layer, a) for name in chosen]
             # Nothing before the deepest chosen layer needs a gradient, so the backward pass ends at its output.
             if not output.requires_grad:
                 output.requires_grad_()
