@@ -1,1 +1,1 @@
-"""From a noised copy of an image to k numbers: timesteps, objectives, gradients by hooks on layers, projections."""
+"""Turn a noised copy of an image into k numbers: choose timesteps, compute gradients of objectives, project them."""

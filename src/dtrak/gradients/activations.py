@@ -1,4 +1,4 @@
-"""How many bytes a noised copy of an image takes between its forward and its backward pass."""
+"""Measure how many bytes a noised copy of an image takes between its forward and its backward pass."""
 
 from dtrak.gradients.backward import gradient_of_the_batch
 from dtrak.models import DiffusionModel
@@ -7,9 +7,9 @@ from dtrak.models.memory import kept_bytes, one_image
 
 
 def activation_bytes(model: DiffusionModel, condition: Condition | None = None) -> int:
-    """What autograd keeps of one copy between the forward and the backward pass, for what is trained of the model.
+    """Return how many bytes autograd keeps for one copy, for gradients of the model's trained parameters.
 
-    `condition` is that of one image, each [1, …].
+    `condition` holds the condition of one image; each of its tensors is [1, …].
     """
     image = one_image(model, condition or {})
     with gradient_of_the_batch(model.network, set(model.parameters()), lambda name, gradient: None):

@@ -1,8 +1,8 @@
-"""Two ways to catch gradients during a backward pass, one parameter at a time, so that they never exist all at once.
+"""Receive gradients during a backward pass, one parameter at a time, so that they are never all in memory at once.
 
-Autograd adds the gradients of a batch together. When the batch is the copies of one image, that sum is what we want.
-When it holds several images, hooks on the layers see inputs and output gradients before they are added, and `layers.py`
-gives each image its own.
+There are two ways. Autograd adds up the gradients of a batch: if the batch holds the copies of one image, this sum is
+what we need. If it holds several images, hooks on the layers read the inputs and the gradients of the outputs before
+they are added, and `layers.py` computes the gradient of each image from them.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,17 +19,18 @@ from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
 from dtrak.noise import gaussian
 
-FOLDED = 1024  # numbers of each gradient that the trial of hooks compares
-TOLERANCE = 1e-2  # float32 rounding is far below this, a gradient that was missed far above
+FOLDED = 1024  # the test of the hooks compares this many numbers of each gradient
+TOLERANCE = 1e-2  # float32 rounding errors are far smaller than this, and errors of a missed gradient far larger
 Receiver = Callable[[str, Tensor], None]  # called with a parameter's name and its gradient [images, n]
-# Called in the forward pass with a parameter's name, its layer and the layer's input. It returns what the backward pass
-# calls with the gradient of the layer's output, or None if the gradient of the parameter itself is needed.
+# A shortcut is called in the forward pass with a parameter's name, its layer and the layer's input. It returns a
+# function that the backward pass calls with the gradient of the layer's output, or None if the parameter's gradient
+# itself is needed.
 Shortcut = Callable[[str, nn.Module, Tensor], Callable[[Tensor], None] | None]
 
 
 @contextmanager
 def gradient_of_the_batch(network: nn.Module, names: set[str], receive: Receiver) -> Iterator[None]:
-    """Within this block a backward pass calls `receive(name, [1, n])` once for each named parameter it reaches."""
+    """Let a backward pass in this block call `receive(name, [1, n])` once for each named parameter that it reaches."""
 
     def hook(name: str) -> Callable[[Tensor], None]:
         def on_gradient(parameter: Tensor) -> None:
@@ -54,7 +55,10 @@ def gradient_of_the_batch(network: nn.Module, names: set[str], receive: Receiver
 
 
 def _require_input_gradient(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """torch's group norm on a CPU crashes in its backward pass if a channels-last input requires no gradient."""
+    """Make the input of a group norm require a gradient.
+
+    On a CPU, torch's group norm crashes in its backward pass if a channels-last input requires none.
+    """
     return inputs if inputs[0].requires_grad else (inputs[0].detach().requires_grad_(), *inputs[1:])
 
 
@@ -66,18 +70,18 @@ def gradient_of_each_image(
     receive: Receiver,
     shortcut: Shortcut = lambda name, layer, a: None,
 ) -> Iterator[None]:
-    """Within this block a backward pass calls `receive(name, [images, n])` for each named parameter.
+    """Let a backward pass in this block call `receive(name, [images, n])` for each named parameter.
 
-    The batch holds the copies of `images` images, those of one image side by side. A layer that is called several
-    times calls `receive` each time: the gradient is the sum. If there is a `shortcut` for a parameter, it is called
-    instead.
+    The batch holds the copies of `images` images; the copies of one image are side by side. If a layer is called
+    several times, `receive` is called each time, and the gradient is the sum. If `shortcut` returns a function for a
+    parameter, this function is called instead of `receive`.
     """
 
     def collector(name: str, layer: nn.Module, a: Tensor) -> Callable[[Tensor], None]:
         if (short := shortcut(name, layer, a)) is not None:
             return short
         gradient = gradient_of(layer, name.rpartition(".")[2])
-        needed = a.new_empty(0) if gradient in WITHOUT_INPUT else a  # else the input would stay in memory
+        needed = a.new_empty(0) if gradient in WITHOUT_INPUT else a  # an input that is not used is not kept in memory
         return lambda g: receive(name, gradient(layer, needed, g, images))
 
     def hook(path: str, layer: nn.Module) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -92,7 +96,7 @@ def gradient_of_each_image(
             a = a.float() if a.is_floating_point() else a
             with torch.autocast(a.device.type, enabled=False):  # projections are computed in float32
                 collectors = [collector(name, layer, a) for name in chosen]
-            # Nothing before the deepest chosen layer needs a gradient, so the backward pass ends at its output.
+            # Nothing before the first chosen layer needs a gradient, so the backward pass ends at that layer's output.
             if not output.requires_grad:
                 output.requires_grad_()
 
@@ -111,12 +115,12 @@ def gradient_of_each_image(
             yield
 
 
-# What was found for a network; training images and queries ask one after the other.
+# The results of `can_share_a_pass` for each network: it is called for the training images and then for the queries.
 _TRIED: WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]] = WeakKeyDictionary()
 
 
 def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Condition | None = None) -> bool:
-    """Whether hooks on the layers give each image its own gradient; each network is tried once."""
+    """Return whether hooks on the layers give the right gradient of each image. Each network is tested once."""
     tried = _TRIED.setdefault(model.network, {})
     chosen = frozenset(names)
     if chosen not in tried:
@@ -125,11 +129,11 @@ def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Conditio
 
 
 def _try_hooks(model: DiffusionModel, names: set[str], condition: Condition | None) -> bool:
-    """Compare what hooks give with ordinary gradients, on two copies of each of two images.
+    """Return whether the gradients from hooks equal ordinary gradients, for two copies of each of two images.
 
-    Hooks fail where a parameter belongs to a block of layers, where a network uses a parameter outside of its layer's
-    call, or where a layer has several inputs or outputs, or an input without a batch axis. `condition` is that of one
-    image, each [1, …].
+    Hooks fail if a parameter belongs to a block of layers, if the network uses a parameter outside of its layer's
+    call, or if a layer has several inputs or outputs, or an input without a batch axis. `condition` holds the
+    condition of one image; each of its tensors is [1, …].
     """
     if not supported(model.network, names):
         return False
@@ -142,9 +146,9 @@ def _try_hooks(model: DiffusionModel, names: set[str], condition: Condition | No
     ]
     try:
         found = _collected(model, noisy, timesteps, of_four, names, images=2)
-    except Exception:  # layers with several inputs or outputs fail in ways of their own
+    except Exception:  # layers with several inputs or outputs raise errors of many kinds
         return False
-    # Some gradients are zero but for rounding, as those of a bias before a softmax.
+    # Some gradients are zero except for rounding errors, such as those of a bias before a softmax.
     rounding = 1e-5 * torch.stack([gradient.norm() for one in expected for gradient in one.values()]).norm()
     return all(one.keys() == found.keys() for one in expected) and all(
         (found[name][image] - one[name][0]).norm() <= TOLERANCE * one[name].norm() + rounding
@@ -156,9 +160,9 @@ def _try_hooks(model: DiffusionModel, names: set[str], condition: Condition | No
 def _collected(
     model: DiffusionModel, noisy: Tensor, timesteps: Tensor, condition: Condition, names: set[str], images: int
 ) -> dict[str, Tensor]:
-    """The gradients of the summed square of the output, of one image in the ordinary way.
+    """Return the gradients of the summed square of the output: from autograd for one image, from hooks for several.
 
-    Each is folded to [images, FOLDED] numbers, as those of a large network would fill the memory.
+    Each gradient is folded to [images, FOLDED] numbers, because those of a large network would fill the memory.
     """
     gradients: dict[str, Tensor] = {}
 
@@ -167,18 +171,19 @@ def _collected(
         gradients[name] = gradients.get(name, 0) + whole.view(images, -1, FOLDED).sum(1)
 
     network = model.network
-    way = (
+    receiving = (
         gradient_of_the_batch(network, names, receive)
         if images == 1
         else gradient_of_each_image(network, names, images, receive)
     )
-    with way:
+    with receiving:
         model.predict_target(noisy, timesteps, condition).square().sum().backward()
     return gradients
 
 
 @contextmanager
 def _removed_after(handles: list[RemovableHandle]) -> Iterator[None]:
+    """Remove the hooks when the block ends."""
     try:
         yield
     finally:
@@ -188,7 +193,10 @@ def _removed_after(handles: list[RemovableHandle]) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(network: nn.Module, requiring: set[str]) -> Iterator[None]:
-    """Evaluation mode, with only the parameters in `requiring` requiring gradients; all as it was afterwards."""
+    """Put the network in evaluation mode, and let only the parameters in `requiring` require gradients.
+
+    When the block ends, all is set back.
+    """
     training = network.training
     before = {name: value.requires_grad for name, value in network.named_parameters()}
     network.eval()

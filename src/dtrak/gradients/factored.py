@@ -1,16 +1,16 @@
-"""The factored projection: from a layer's input and its output's gradient to p² numbers, without the weight's gradient.
+"""The factored projection computes p² numbers of a weight's gradient without the gradient itself.
 
-The gradient of a weight W [out, in] is a sum over positions of g aᵀ, with a the layer's input and g the gradient of its
-output. With random A [p, in] and B [p, out], fixed for all images,
+It needs only the layer's input a and the gradient g of its output. The gradient of a weight W [out, in] is the sum of
+g aᵀ over positions. With random matrices A [p, in] and B [p, out], which are the same for all images,
 
     B ∇W Aᵀ = Σ_positions (B g)(A a)ᵀ        p² numbers
 
-A and B have orthogonal rows, scaled so that E[AᵀA] = I and E[BᵀB] = I: inner products are kept on average, and exactly
-where p is at least as large as the layer. For a convolution, A a is a convolution with p filters; each is the product
-of a vector over channels and one over places, which takes a ninth of the work where filters are 3 × 3. The forward pass
-and the backward pass to activations are all that it takes, and every copy of a batch has its own numbers.
+A and B have orthogonal rows, scaled so that E[AᵀA] = I and E[BᵀB] = I. So inner products are kept on average; they are
+kept exactly if p is as large as both sides of W. For a convolution, A a is a convolution with p filters. Each filter is
+the product of a vector over channels and a vector over places, which takes a ninth of the work if filters are 3 × 3.
+Only a forward pass and a backward pass to the activations are needed, and every copy in a batch gets its own numbers.
 
-Vectors (biases, scales of norms) have few numbers, which are sketched together, or kept as they are where they fit.
+Vectors (biases, scales of norms) have few numbers. They are kept as they are if they fit, and sketched together if not.
 """
 
 import math
@@ -29,11 +29,14 @@ from dtrak.gradients.layers import is_known
 from dtrak.gradients.projections import AddFromOutput, Identity, Projection, Shapes, Sketch, sizes_of
 from dtrak.noise import stream
 
-SHARE_OF_VECTORS = 1 / 8  # of the k numbers, at most
+SHARE_OF_VECTORS = 1 / 8  # the largest share of the k numbers that vectors get
 
 
 class Factored(Projection):
-    """About p² numbers of each matrix, with the largest p for which all fit into `dim`; `self.dim` is their number."""
+    """The projection keeps about p² numbers of each matrix, with the largest p for which all fit into `dim`.
+
+    `self.dim` is how many numbers there are; it can be less than `dim`.
+    """
 
     has_shortcuts = True
 
@@ -73,7 +76,7 @@ class Factored(Projection):
         out[:, self._places[name]] += (factors.b @ gradient.view(-1, *self._full[name]) @ factors.a.T).flatten(1)
 
     def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> AddFromOutput | None:
-        """Return a function that adds B ∇W Aᵀ of each image, from A a, which is kept instead of a, and from B g."""
+        """Return a function that adds B ∇W Aᵀ of each image. It keeps A a instead of a, and computes B g from g."""
         reduce = REDUCED.get(type(layer))
         if reduce is None or not is_known(layer) or name not in self._places or getattr(layer, "groups", 1) != 1:
             return None
@@ -87,7 +90,7 @@ class Factored(Projection):
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """A [p, in], whose rows may be products of a vector over channels and one over places, and B [p, out]."""
+    """A [p, in] and B [p, out] of a matrix. Rows of A may be products of a vector over channels and one over places."""
 
     channels: Tensor  # [p, channels]
     places: Tensor | None  # [p, places of a filter]; None if A is `channels` itself
@@ -107,7 +110,8 @@ class Factors:
         )
 
 
-# Each takes a layer, its input a [copies, …] and the factors; it gives a function from g to B ∇W Aᵀ [copies, p, p].
+# The functions in `REDUCED` take a layer, its input a [copies, …] and the factors. Each returns a `Product`, which
+# takes g and returns B ∇W Aᵀ [copies, p, p].
 Product = Callable[[Tensor], Tensor]
 
 
@@ -128,12 +132,12 @@ def _conv2d(layer: nn.Conv2d, a: Tensor, factors: Factors) -> Product:
 
 
 def _embedding(layer: nn.Embedding, a: Tensor, factors: Factors) -> Product:
-    reduced = _positions(factors.b.T[a])  # the input is a row of the identity matrix
+    reduced = _positions(factors.b.T[a])  # an input is an index, which selects a column of B
     return lambda g: reduced.transpose(1, 2) @ _positions(g @ factors.a.T)
 
 
 def _positions(values: Tensor) -> Tensor:
-    """[copies, positions, p] from [copies, …, p]."""
+    """Return values [copies, …, p] as [copies, positions, p]."""
     return values.reshape(len(values), -1, values.shape[-1])
 
 
@@ -145,7 +149,10 @@ REDUCED: dict[type[nn.Module], Callable[[Any, Tensor, Factors], Product]] = {
 
 
 def _reduced_shapes(matrices: Mapping[str, tuple[int, int]], numbers: int) -> dict[str, tuple[int, int]]:
-    """[p, p] or [p, p + 1] for each matrix, or its own size where that is less: the largest that fit into `numbers`."""
+    """Return the reduced shape of each matrix: [p, p] or [p, p + 1], the largest with which all fit into `numbers`.
+
+    No side is longer than that of the matrix itself.
+    """
 
     def reduced(step: int) -> dict[str, tuple[int, int]]:
         p, q = step // 2, (step + 1) // 2
@@ -157,13 +164,13 @@ def _reduced_shapes(matrices: Mapping[str, tuple[int, int]], numbers: int) -> di
     if matrices and not fitting:
         raise UsageError(
             f"projection-dim: the projection factored needs a number for each of {len(matrices):,} matrices at least, "
-            f"and has {numbers:,}; give more, or --projection sketch"
+            f"but has only {numbers:,}; give a larger one, or --projection sketch"
         )
     return reduced(steps[fitting - 1]) if matrices else {}
 
 
 def _filters(p: int, channels: int, numbers: int, *names: int | str) -> tuple[Tensor, Tensor | None]:
-    """Return p ≤ `numbers` orthogonal rows A, E[AᵀA] = I, as products over channels and places where p ≤ channels."""
+    """Return p ≤ `numbers` orthogonal rows A with E[AᵀA] = I, as products over channels and places if p ≤ channels."""
     places = numbers // channels
     if places == 1 or p > channels:
         return _orthogonal(p, numbers, *names, 1), None
@@ -172,6 +179,6 @@ def _filters(p: int, channels: int, numbers: int, *names: int | str) -> tuple[Te
 
 
 def _orthogonal(p: int, n: int, *names: int | str) -> Tensor:
-    """p ≤ n orthogonal rows of n numbers, scaled so that E[AᵀA] = I."""
+    """Return p ≤ n orthogonal rows A of n numbers, scaled so that E[AᵀA] = I."""
     rows = np.linalg.qr(stream(*names).standard_normal((n, p)))[0].T
     return torch.from_numpy((rows * math.sqrt(n / p)).astype(np.float32))

@@ -1,10 +1,10 @@
-"""The projected gradient of an objective: the feature of an image, of each of its noised copies or of their mean.
+"""Compute features: the projected gradients of an objective, for each noised copy of an image or as their mean.
 
     φ_c(x) = Pᵀ ∇_θ ℓ(x, t, ε)        of the copy c = (t, ε), with one of K timesteps t and one of Z noises ε
     φ(x) = (1/KZ) Σ_c φ_c(x)          of the image
 
-Hooks on the layers give each copy or each image of a batch its own gradient (`backward.py`), or even its projection
-without the gradient (`factored.py`). For networks that hooks cannot follow, a pass holds one image, or one copy.
+Hooks on the layers give the gradient of each copy or each image of a batch (`backward.py`), or even its projection
+without the gradient (`factored.py`). If hooks fail for a network, a pass holds only one image, or one copy.
 """
 
 import time
@@ -29,38 +29,38 @@ from dtrak.noise import gaussian
 
 Id = str | int
 
-# Images share a pass until their activations fill this much: by then its overhead has vanished beside its work.
+# So many images share a pass that their activations have about this size. Larger passes would hardly be more efficient.
 SHARED_PASS_BYTES = 256 << 20
 MOST_SHARED_IMAGES = 32
-LEAST_SHARED_COPIES = 20  # of large models, where no weight gradient is formed: fewer leave cores without work
+LEAST_SHARED_COPIES = 20  # in a pass with a projection that has shortcuts: with fewer, some CPU cores have no work
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Which noised copies of an image the average runs over."""
+    """The noised copies that are made of each image: K timesteps with Z noises each."""
 
     timesteps: tuple[int, ...]
-    draws: int = 1  # noises at each timestep
-    noise: Literal["shared", "per-image"] = "shared"  # the same for every image, or its own
+    draws: int = 1  # how many noises there are at each timestep
+    noise: Literal["shared", "per-image"] = "shared"  # whether all images have the same noises, or each its own
     seed: int = 0
-    of: str = ""  # names the set of images, as ids can be the same in two
+    of: str = ""  # a name of the set of images, because two sets can have the same ids
 
     def pairs(self) -> list[tuple[int, int]]:
-        """(timestep, draw) of every copy."""
+        """Return (timestep, draw) of every copy."""
         return [(timestep, draw) for timestep in self.timesteps for draw in range(self.draws)]
 
     def noises(self, shape: tuple[int, ...], image: Id | None) -> Tensor:
-        """ε of every copy, [KZ, C, H, W]: fixed by seed, timestep and draw; and by the image, if one is given."""
+        """Return ε of every copy, [KZ, C, H, W]. It depends on seed, timestep, draw, and the image if one is given."""
         name = () if image is None else (f"image {image} of {self.of}",)
         return torch.stack([gaussian(shape, self.seed, timestep, draw, *name) for timestep, draw in self.pairs()])
 
 
 class NotFiniteError(DtrakError):
-    """NaN or infinity came out for one image at one timestep."""
+    """A model's output or a gradient is NaN or infinite for an image."""
 
 
 class Featurizer:
-    """Computes φ for images, for one objective or for several that share the forward pass."""
+    """A featurizer computes φ of images, for one objective or for several that share the forward pass."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class Featurizer:
         projection: Projection,
         parameters: dict[str, nn.Parameter],
         *,
-        condition: Condition | None = None,  # of one image, as an example
-        apart: bool = False,  # whether every copy has its own row, or all of an image share one
-        batch_size: int | None = None,  # images that share a pass; by the size of their activations if None
-        autocast: bool = False,  # forward passes in bfloat16; gradients are added up in float32 all the same
+        condition: Condition | None = None,  # the condition of any one image, to test the network with
+        apart: bool = False,  # whether every copy has its own row; if not, an image has one row
+        batch_size: int | None = None,  # how many images share a pass; None: it depends on the size of activations
+        autocast: bool = False,  # whether forward passes are in bfloat16; gradients are added in float32 even then
     ) -> None:
         self.model = model
         self.objectives = [get_objective(name) for name in objectives]
@@ -100,23 +100,23 @@ class Featurizer:
         return wanted or max(1, copies // len(self.timesteps), min(fitting, MOST_SHARED_IMAGES))
 
     def _take_one_at_a_time(self, wanted: int | None) -> None:
-        """One image in a pass, or one copy, where hooks cannot tell them apart."""
+        """Put only one image, or one copy, in each pass, because hooks fail for this network."""
         if wanted is not None and wanted > 1:
-            raise UsageError(f"batch-size {wanted}: the images of this network cannot share a pass; only 1 will do")
+            raise UsageError(f"batch-size {wanted}: the images of this network cannot share a pass; give 1")
         self.follows_layers, self.batch_size = False, 1
         if self.apart:
             self.copies_at_once = 1
 
     @property
     def rows(self) -> int:
-        """How many rows an image has: one for each copy, or one."""
+        """Return how many rows an image has: one for each copy if copies are apart, and one if not."""
         return len(self.timesteps) if self.apart else 1
 
     def __call__(self, clean: Tensor, ids: Sequence[Id], condition: Condition | None = None) -> Tensor:
-        """φ of the images `clean` [B, C, H, W], float32 [objectives, B, k] on the CPU, or [objectives, B, KZ, k] apart.
+        """Return φ of the images `clean` [B, C, H, W], float32 on the CPU: [objectives, B, k].
 
-        `clean` can also be [B, K, C, H, W], with an image of its own for every timestep. `condition` is that of each
-        image, [B, …].
+        If copies are apart, φ is [objectives, B, KZ, k]. `clean` can also be [B, K, C, H, W], with one image for every
+        timestep. `condition` holds the conditions of the images; each of its tensors is [B, …].
         """
         moved_condition = moved(condition or {}, self.model.device)
         out = torch.zeros(len(self.objectives), len(clean), self.rows, self.projection.dim, device=self.model.device)
@@ -128,7 +128,7 @@ class Featurizer:
         return out.cpu() if self.apart else out[:, :, 0].cpu()
 
     def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id], condition: Condition) -> None:
-        """out [objectives, b, rows, k] += the features of b images that share their passes."""
+        """Add the features of b images that share their passes to `out` [objectives, b, rows, k]."""
         noises = torch.stack([self._noise_of(image) for image in ids]).to(clean.device)  # [b, KZ, C, H, W]
         if clean.dim() < noises.dim():
             clean = clean[:, None].expand_as(noises)
@@ -153,17 +153,18 @@ class Featurizer:
     def _add_pass(
         self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[Id], condition: Condition
     ) -> None:
-        """One forward pass over c copies of each of b images, and one backward pass for each objective.
+        """Run a forward pass on c copies of each of b images, and a backward pass for each objective.
 
-        `out` is [objectives, b, c or 1, k], `clean` and `noises` are [b, c, C, H, W], the `condition` [b, …].
+        The features are added to `out` [objectives, b, c or 1, k]. `clean` and `noises` are [b, c, C, H, W], and the
+        tensors of `condition` are [b, …].
         """
-        noise = noises.flatten(0, 1)  # [b·c, C, H, W], the copies of one image side by side
+        noise = noises.flatten(0, 1)  # [b·c, C, H, W]; the copies of one image are side by side
         steps = timesteps.repeat(len(noises))
         flat = clean.flatten(0, 1)
         noisy, target = (mix(flat, noise, steps) for mix in (self.model.add_noise, self.model.target))
         of_copies = repeated(condition, len(timesteps))
         rows = torch.zeros_like(out).flatten(1, 2)  # [objectives, b·c or b, k]
-        current = 0  # the objective whose backward pass is under way
+        current = 0  # the index of the objective whose backward pass is running
 
         def receive(name: str, gradient: Tensor) -> None:
             started = time.perf_counter()
@@ -200,7 +201,7 @@ class Featurizer:
             )
 
     def _find_timestep(self, clean: Tensor, noises: Tensor, image: Id, condition: Condition) -> None:
-        """Name the copy of one image whose gradient is not finite."""
+        """Raise an error that names the timestep at which the gradient of one image is not finite."""
         for index, timestep in enumerate(self.timesteps.tolist()):
             part = slice(index, index + 1)
             out = torch.zeros(len(self.objectives), 1, 1, self.projection.dim, device=clean.device)

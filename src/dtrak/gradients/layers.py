@@ -1,9 +1,9 @@
-"""The gradient of a layer's parameters for each image of a batch, from its input a and its output's gradient g.
+"""Compute the gradient of a layer's parameters for each image of a batch, from its input a and its output's gradient g.
 
     ∇_W ℓ(image b) = Σ_{copies, positions} g aᵀ        one product per layer, over all copies of image b
 
-Adding a layer type is one function and one line in `LAYERS`. Layers of all other types are run again for one image
-after the other (`by_autograd`).
+To add a layer type, write a function for each of its parameters, and add a line to `LAYERS`. Layers of all other types
+are run again, one image after the other (`by_autograd`).
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
-# Each function takes the layer, its input and its output's gradient, both with B·M copies in front, and B;
-# it gives the gradient of one parameter, [B, n].
+# Each function takes the layer, its input [B·M, …] and its output's gradient [B·M, …], for M copies of each of B
+# images, and B. It returns the gradient of one parameter, [B, n].
 LayerGradient = Callable[[Any, Tensor, Tensor, int], Tensor]
 
 
@@ -25,7 +25,7 @@ def linear_weight(layer: nn.Linear, a: Tensor, g: Tensor, images: int) -> Tensor
 
 
 def conv2d_kernel(layer: nn.Conv2d, a: Tensor, g: Tensor, images: int) -> Tensor:
-    # One call of the ordinary kernel for each image is faster than any batched form that unfolds the input.
+    # One call of torch's function for each image is faster than a batched computation, which would unfold the input.
     weights = [
         conv2d_weight(own_a, layer.weight.shape, own_g, layer.stride, layer.padding, layer.dilation, layer.groups)
         for own_a, own_g in zip(a.chunk(images), g.chunk(images), strict=True)
@@ -34,10 +34,10 @@ def conv2d_kernel(layer: nn.Conv2d, a: Tensor, g: Tensor, images: int) -> Tensor
 
 
 def group_norm_scale(layer: nn.GroupNorm, a: Tensor, g: Tensor, images: int) -> Tensor:
-    """Σ g (a − mean) / deviation over positions: from two sums, without the normalized input."""
+    """Return Σ g (a − mean) / deviation over positions, computed from two sums, without the normalized input."""
     a, g = a.flatten(2).contiguous(), g.flatten(2)  # [BM, channels, positions]
     copies, channels, positions = a.shape
-    # torch's own kernel, as it is far quicker than var_mean
+    # torch's own function, which is much faster than var_mean
     _, mean, scale = torch.native_group_norm(a, None, None, copies, channels, positions, layer.num_groups, layer.eps)
     mean, scale = (value.repeat_interleave(channels // layer.num_groups, 1) for value in (mean, scale))
     products: Tensor = torch.linalg.vecdot(g, a)
@@ -64,7 +64,7 @@ def embedding_weight(layer: nn.Embedding, a: Tensor, g: Tensor, images: int) -> 
     return weight.scatter_add_(1, a.unsqueeze(-1).expand_as(g), g).flatten(1)
 
 
-WITHOUT_INPUT = (sum_of_channels, sum_of_last)  # the input is not needed for these
+WITHOUT_INPUT = (sum_of_channels, sum_of_last)  # the functions that do not use the layer's input
 LAYERS: dict[type[nn.Module], dict[str, LayerGradient]] = {
     nn.Linear: {"weight": linear_weight, "bias": sum_of_last},
     nn.Conv2d: {"weight": conv2d_kernel, "bias": sum_of_channels},
@@ -75,14 +75,14 @@ LAYERS: dict[type[nn.Module], dict[str, LayerGradient]] = {
 
 
 def gradient_of(layer: nn.Module, key: str) -> LayerGradient:
-    """Return the function that gives the gradient of the parameter `key` of a layer."""
+    """Return the function that computes the gradient of the parameter `key` of a layer."""
     if is_known(layer) and key in LAYERS[type(layer)]:
         return LAYERS[type(layer)][key]
     return lambda layer, a, g, images: by_autograd(layer, key, a, g, images)
 
 
 def by_autograd(layer: nn.Module, key: str, a: Tensor, g: Tensor, images: int) -> Tensor:
-    """Run a layer of any type again, for the copies of one image after the other."""
+    """Compute the gradient for a layer of any type: run the layer again, one image after the other."""
     parameter = layer.get_parameter(key)
     required = parameter.requires_grad
     parameter.requires_grad_()
@@ -90,7 +90,7 @@ def by_autograd(layer: nn.Module, key: str, a: Tensor, g: Tensor, images: int) -
         found = []
         for own_a, own_g in zip(a.chunk(images), g.chunk(images), strict=True):
             with torch.enable_grad():
-                output = layer.forward(own_a)  # and not its hooks
+                output = layer.forward(own_a)  # a call of `forward` does not run the hooks
             found.append(torch.autograd.grad(output, parameter, own_g.to(output.dtype))[0].flatten())
         return torch.stack(found).float()
     finally:
@@ -98,17 +98,17 @@ def by_autograd(layer: nn.Module, key: str, a: Tensor, g: Tensor, images: int) -
 
 
 def is_known(layer: nn.Module) -> bool:
-    """Whether the functions of this file are right for the layer as it is set up."""
+    """Return whether the functions of this file are right for the layer with its settings."""
     if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
         return False
     return type(layer) in LAYERS
 
 
 def owners(network: nn.Module, names: set[str]) -> dict[str, nn.Module]:
-    """The layers that hold the named parameters, by the layer's name."""
+    """Return the layers that hold the named parameters, by the layer's name."""
     return {name.rpartition(".")[0]: network.get_submodule(name.rpartition(".")[0]) for name in names}
 
 
 def supported(network: nn.Module, names: set[str]) -> bool:
-    """Whether every named parameter sits in a layer, and not in a block of layers."""
+    """Return whether every named parameter belongs to a layer, and not to a block of layers."""
     return all(is_known(layer) or not any(layer.children()) for layer in owners(network, names).values())

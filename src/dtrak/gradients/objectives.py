@@ -1,7 +1,8 @@
-"""The functions ℓ(ε_θ, ε) whose gradients describe an image: the seven of the paper, the way between two, and a probe.
+"""Objectives are the functions ℓ(ε_θ, ε) whose gradients are the features of images.
 
-Each maps the predictions ε_θ [B, …], the noises ε [B, …] and the ELBO weights [B] of B noised copies to ℓ [B]. For a
-flow, v_θ and v take the places of ε_θ and ε. Adding one is a function and a line in `OBJECTIVES`.
+There are the seven of the paper, a mixture of two of them, and a random probe. Each takes the predictions ε_θ [B, …],
+the noises ε [B, …] and the ELBO weights [B] of B noised copies, and returns ℓ [B]. For a flow, v_θ and v take the
+places of ε_θ and ε. To add an objective, write a function, and add a line to `OBJECTIVES`.
 """
 
 import re
@@ -19,39 +20,42 @@ Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def simple(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
-    """mean (ε_θ − ε)²: the loss of training, TRAK's choice."""
+    """Return mean (ε_θ − ε)². This is the training loss, which TRAK uses."""
     return (predicted - noise).square().flatten(1).mean(1)
 
 
 def elbo(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
-    """β_t² / (2 σ_t² α_t (1−ᾱ_t)) · mean (ε_θ − ε)²."""
+    """Return β_t² / (2 σ_t² α_t (1−ᾱ_t)) · mean (ε_θ − ε)²."""
     return elbo_weights * simple(predicted, noise, elbo_weights)
 
 
 def square(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
-    """mean ε_θ²: D-TRAK's choice."""
+    """Return mean ε_θ², which D-TRAK uses."""
     return predicted.square().flatten(1).mean(1)
 
 
 def avg(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
-    """mean ε_θ."""
+    """Return mean ε_θ."""
     return predicted.flatten(1).mean(1)
 
 
 def norm(predicted: Tensor, noise: Tensor, elbo_weights: Tensor, order: float) -> Tensor:
-    """‖ε_θ‖_p."""
+    """Return ‖ε_θ‖_p, where p is the `order`."""
     length: Tensor = torch.linalg.vector_norm(predicted.flatten(1), ord=order, dim=1)
     return length
 
 
 def interpolated(predicted: Tensor, noise: Tensor, elbo_weights: Tensor, eta: float) -> Tensor:
-    """η·square + (1−η)(simple − square): η = ½ gives TRAK's gradient halved, η = 1 D-TRAK's."""
+    """Return η·square + (1−η)(simple − square). η = ½ gives half of TRAK's gradient, and η = 1 gives D-TRAK's."""
     squared = square(predicted, noise, elbo_weights)
     return eta * squared + (1 - eta) * (simple(predicted, noise, elbo_weights) - squared)
 
 
 def probe(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
-    """mean u·ε_θ with one random u for all images and timesteps: it reads the network's Jacobian, and no loss."""
+    """Return mean u·ε_θ, with the same random u for all images and timesteps.
+
+    Its gradient depends on the network's Jacobian, but on no loss.
+    """
     u = gaussian(tuple(predicted.shape[1:]), "probe").to(predicted.device)
     return (predicted * u).flatten(1).mean(1)
 
@@ -72,9 +76,9 @@ OBJECTIVES: Registry[Objective] = Registry(
 
 
 def get_objective(name: str) -> Objective:
-    """An objective by its name; `interpolated(0.3)` gives the one between `simple` and `square` with η = 0.3.
+    """Return the objective of that name; `interpolated(0.3)` is the one between `simple` and `square` with η = 0.3.
 
-    `probe` is not in the registry, as it says nothing about a retrained model.
+    `probe` is not in the registry, because its value says nothing about a retrained model.
     """
     if name in OBJECTIVES:
         return OBJECTIVES[name]

@@ -1,4 +1,4 @@
-"""The projections by name."""
+"""Choose a projection by its name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +7,7 @@ from dtrak.gradients.factored import Factored
 from dtrak.gradients.projections import Dense, Identity, Projection, Shapes, Sketch
 from dtrak.registry import Registry
 
-# Each takes k, the shapes of the parameters by name, and a seed.
+# Each function takes k, the shapes of the parameters by name, and a seed.
 PROJECTIONS: Registry[Callable[[int, Shapes, int], Projection]] = Registry(
     "projection",
     "dtrak.projections",
@@ -22,5 +22,5 @@ PROJECTIONS: Registry[Callable[[int, Shapes, int], Projection]] = Registry(
 
 
 def make_projection(kind: str, dim: int, shapes: Shapes, seed: int) -> Projection:
-    """The projection of this kind for parameters of these shapes; `identity` keeps all d numbers whatever `dim` is."""
+    """Return a projection of this kind to at most `dim` numbers; only `identity` ignores `dim` and keeps all."""
     return PROJECTIONS.choose(kind)(dim, shapes, seed)

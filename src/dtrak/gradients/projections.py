@@ -1,7 +1,7 @@
-"""From d numbers to k, keeping inner products: E[Pᵀg · Pᵀh] = g·h.
+"""Projections reduce d numbers to k and keep inner products on average: E[Pᵀg · Pᵀh] = g·h.
 
-A projection is fed one parameter's gradient at a time and adds its share to the result, so that no gradient has to be
-laid out whole. What it does is fixed by its seed and the parameters' names alone.
+A projection takes the gradient of one parameter at a time and adds its part to the result, so that the whole gradient
+is never in memory. A projection depends only on its seed, on k, and on the names and shapes of the parameters.
 """
 
 import math
@@ -14,37 +14,38 @@ from torch import Tensor, nn
 
 from dtrak.noise import stream
 
-Shapes = Mapping[str, tuple[int, ...]]  # of the parameters, by name
+Shapes = Mapping[str, tuple[int, ...]]  # the shapes of the parameters, by name
 
 
 class Projection:
     """A linear map from the gradients of all parameters to `dim` numbers."""
 
     dim: int
-    has_shortcuts = False  # whether `shortcut` gives functions
+    has_shortcuts = False  # whether `shortcut` can return functions
 
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
-        """out [B, k] += gradient [B, n] of the parameter `name`, projected. The gradient is used up."""
+        """Project a parameter's gradient [B, n] and add it to `out` [B, k]. This may overwrite the gradient."""
         raise NotImplementedError
 
     def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> "AddFromOutput | None":
-        """Return a function that projects a parameter's gradient without forming it, from its layer's input a.
+        """Return a function that projects a parameter's gradient without computing it, from its layer's input a.
 
-        It is called with `out` [B, k], to which it adds, and with the gradient of the layer's output. None if the
+        The function takes `out` [B, k], to which it adds, and the gradient of the layer's output. Return None if the
         parameter's gradient itself is needed.
         """
         return None
 
 
-AddFromOutput = Callable[[Tensor, Tensor], None]  # called with `out` and the gradient of a layer's output
+AddFromOutput = Callable[[Tensor, Tensor], None]  # takes `out` and the gradient of a layer's output
 
 
 class Sketch(Projection):
-    """A sparse Johnson–Lindenstrauss transform that only adds runs of memory: O(d) work, no matrix.
+    """A sparse Johnson–Lindenstrauss transform that needs no matrix: it adds slices of memory, with O(d) work.
 
-    Each parameter is cut into rows of k numbers. A row's entries get random signs, and the row is added to the k
-    buckets from a random place on, around the end. Two entries of one row never meet; two of different rows meet with
-    probability 1/k; so E[Pᵀg·Pᵀh] = g·h and Var ≤ (‖g‖²‖h‖² + (g·h)²)/k, no more than a count sketch has.
+    The numbers of each parameter are cut into rows of k. The entries of a row get random signs, and the row is added to
+    the k buckets, shifted by a random number of places; what passes the last bucket goes on at the first. Two entries
+    of the same row are never in the same bucket; two entries of different rows meet with probability 1/k. So
+    E[Pᵀg·Pᵀh] = g·h and Var ≤ (‖g‖²‖h‖² + (g·h)²)/k, which is no more than the variance of a count sketch.
     """
 
     def __init__(self, dim: int, shapes: Shapes, seed: int) -> None:
@@ -63,9 +64,9 @@ class Sketch(Projection):
 
 
 def add_rows_by_slices(out: Tensor, values: Tensor, starts: list[int]) -> None:
-    """Add each row of k numbers of `values` [B, n] to `out` [B, k] from its start on, around the end."""
+    """Add each row of k numbers of `values` [B, n] to `out` [B, k], shifted around by its start."""
     images, dim = out.shape
-    # numpy, as its slices cost a fifth of torch's; twice as long, so that a row is one slice.
+    # Slices in numpy take a fifth of the time of those in torch. There are 2k buckets, so that each row is one slice.
     unrolled, source = np.zeros((images, 2 * dim), dtype=np.float32), values.numpy()
     for index, start in enumerate(starts):
         row = source[:, index * dim : (index + 1) * dim]
@@ -74,21 +75,21 @@ def add_rows_by_slices(out: Tensor, values: Tensor, starts: list[int]) -> None:
 
 
 def add_rows_by_index(out: Tensor, values: Tensor, starts: list[int], rows_at_once: int = 256) -> None:
-    """The same in few large operations, as accelerators like it."""
+    """Do the same as `add_rows_by_slices` in few large operations, which is faster on accelerators."""
     images, dim = out.shape
     rows = F.pad(values, (0, len(starts) * dim - values.shape[1])).view(images, len(starts), dim)
     places = torch.arange(dim, device=out.device)
     rows_at_once = max(1, rows_at_once // images)
     for part in range(0, len(starts), rows_at_once):
         first = torch.tensor(starts[part : part + rows_at_once], device=out.device)
-        index = (places - first[:, None]) % dim  # [rows, k]: which entry of its row a bucket gets
+        index = (places - first[:, None]) % dim  # [rows, k]: the entry of the row that each bucket gets
         out += rows[:, part : part + rows_at_once].gather(2, index.expand(images, -1, -1)).sum(1)
 
 
 class Dense(Projection):
-    """A dense random matrix over √k, made block by block from a named stream and never kept: the paper's choice."""
+    """A dense random matrix, divided by √k, as in the paper. Its blocks are drawn when they are used, and not kept."""
 
-    BLOCK = 1 << 22  # entries of the matrix that exist at one time
+    BLOCK = 1 << 22  # how many entries of the matrix are in memory at a time
 
     def __init__(self, dim: int, shapes: Shapes, seed: int, entries: str) -> None:
         self.dim = dim
@@ -108,7 +109,7 @@ class Dense(Projection):
 
 
 class Identity(Projection):
-    """All d numbers as they are: exact kernels for small models."""
+    """The identity keeps all d numbers as they are. It gives exact kernels for small models."""
 
     def __init__(self, dim: int, shapes: Shapes, seed: int) -> None:
         sizes = sizes_of(shapes)
@@ -121,5 +122,5 @@ class Identity(Projection):
 
 
 def sizes_of(shapes: Shapes) -> dict[str, int]:
-    """How many numbers each parameter has."""
+    """Return how many numbers each parameter has."""
     return {name: math.prod(shape) for name, shape in shapes.items()}

@@ -1,18 +1,20 @@
-"""Which of the T timesteps an average runs over: evenly spaced, the first K, or a list."""
+"""Choose which of the T timesteps are used: evenly spaced ones, the first K, or those of a list."""
 
 from dtrak.errors import UsageError
 from dtrak.limits import shortened
 
 
 def select_timesteps(choice: int | str, total: int, middles: bool = False) -> tuple[int, ...]:
-    """Return timesteps counted from zero.
+    """Return the chosen timesteps, counted from zero.
 
-    `10` or `"10"` gives K = 10 evenly spaced ones, range(0, T, T//K)[:K], or with `middles` what `"middle:10"` gives:
-    the middles of ten equal intervals; `"cumulative:10"` the first ten; `"0,100,200"` (with a comma at least at its
-    end) just these.
+    - `10` or `"10"` means K = 10 evenly spaced timesteps, range(0, T, T//K)[:K]. If `middles` is set, it means the same
+      as `"middle:10"`.
+    - `"middle:10"` means the middles of ten equal intervals.
+    - `"cumulative:10"` means the first ten timesteps.
+    - `"0,100,200"` means these timesteps. A list of one needs a comma at its end.
     """
     text = choice.strip() if isinstance(choice, str) else shortened(choice)
-    too_many = text.count(",") > total  # so many need not even be read
+    too_many = text.count(",") > total  # such a list is refused without reading its numbers
     try:
         if "," in text:
             chosen = [] if too_many else [int(part) for part in text.split(",") if part.strip()]
@@ -35,6 +37,7 @@ def select_timesteps(choice: int | str, total: int, middles: bool = False) -> tu
 
 
 def _count(text: str, total: int) -> int:
+    """Return the number in a text; raise a ValueError if it is not from 1 to `total`."""
     count = int(text)
     if not 1 <= count <= total:
         raise ValueError

@@ -1,4 +1,4 @@
-"""What formulas see: arrays, never models."""
+"""The inputs of formulas: they hold arrays, and no models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,10 +17,10 @@ from dtrak.kernels.ridge import decompose
 
 @dataclass(frozen=True, eq=False)
 class TrainingKernel:
-    """A preconditioner fitted on the training images, and the λ that each damping means for it.
+    """A preconditioner that is fitted on the training images when it is first needed, and its λ for each damping.
 
-    `automatic` is its rule for `auto`. Where several objectives are averaged, the first one's λ sets that of the
-    others: each keeps as many directions as the `first` does.
+    `automatic` is its rule for `auto`. If scores of several objectives are averaged, `first` is the kernel of the first
+    objective. The λ of the others is then chosen so that they keep as many directions as the first kernel does.
     """
 
     fit: Callable[[], Preconditioner]
@@ -33,7 +33,7 @@ class TrainingKernel:
         return self.fit()
 
     def absolute(self, damping: Damping) -> float:
-        """λ for this kernel."""
+        """Return λ for this kernel."""
         if damping not in self._found:
             found = (
                 damping.absolute(self.kernel, self.automatic)
@@ -41,31 +41,31 @@ class TrainingKernel:
                 else damping_as_of(self.first.kernel, self.first.absolute(damping), self.kernel)
             )
             if not np.isfinite(found):
-                raise UsageError(f"damping {damping.value:g}: it is more than a number can hold")
+                raise UsageError(f"damping {damping.value:g}: it is too large")
             self._found[damping] = found
         return self._found[damping]
 
     def relative(self, damping: Damping) -> float:
-        """λ as a fraction of the mean eigenvalue."""
+        """Return λ as a fraction of the mean eigenvalue."""
         return self.absolute(damping) / mean_eigenvalue(self.kernel)
 
 
 class KernelInput(Protocol):
-    """What formulas with a kernel see: some queries in its coordinates, and some of its training images."""
+    """The input of formulas with a kernel: some queries in its coordinates, and some of its training images."""
 
     @property
     def kernel(self) -> Preconditioner: ...
 
     @property
     def coordinates(self) -> Array:
-        """Of the queries, [Q, r], the same for every λ."""
+        """Return the coordinates of the queries, [Q, r] or [Q, C, r]. They do not depend on λ."""
 
     @property
     def chosen(self) -> slice:
-        """The training images that scores are wanted of."""
+        """Return which training images are scored."""
 
     def absolute(self, damping: Damping) -> float:
-        """λ for this kernel."""
+        """Return λ for this kernel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class Vectors:
 
     train: Rows | CopyFeatures  # Φ [N, k], or [N, C, k]
     queries: NDArray[np.float32]  # φ(x) [Q, k], or φ_c(x) [Q, C, k] for a pooled kernel
-    fitted: TrainingKernel | None = None  # on `train`, where several questions share it
+    fitted: TrainingKernel | None = None  # a kernel fitted on `train`, if several inputs share it
     chosen: ClassVar[slice] = EVERY
 
     @cached_property
@@ -109,24 +109,25 @@ class KernelPart:
         return self.training.absolute(damping)
 
     def only(self, queries: slice, train: slice) -> "KernelPart":
+        """Select some of the queries and some of the training images."""
         return replace(self, coordinates=self.coordinates[queries], chosen=train)
 
     def summed(self) -> "KernelPart":
-        """All queries as one: scores are linear in them, so those of the sum are the sum of the scores."""
+        """Replace the queries with their sum. Scores are linear, so its scores are the sums of theirs."""
         return replace(self, coordinates=self.coordinates.sum(0, keepdims=True))
 
 
 @dataclass(frozen=True, eq=False)
 class RetrainedLosses:
-    """Losses of the queries under S models, each retrained on some of the training images."""
+    """The losses of the queries under S models. Each model was retrained on some of the training images."""
 
-    masks: NDArray[np.bool_]  # [S, N]
+    masks: NDArray[np.bool_]  # [S, N], which training images each model had
     losses: NDArray[np.floating[Any]]  # [S, Q]
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many queries and training images there are."""
+    """The numbers of queries and of training images, and a seed, for random scores."""
 
     queries: int
     train: int

@@ -1,4 +1,4 @@
-"""What an image encoder makes of the images, kept beside the features."""
+"""Make embeddings of images with an image encoder, and keep them in the folder of the features."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from dtrak.inputs.task import Source, Task
 from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.noise import stable_hash
 
-KEY = "embeddings"  # of what a task makes once
+KEY = "embeddings"  # the name under which a task keeps them
 
 
 @dataclass(frozen=True)
 class Embeddings(Source):
-    """The embedding of each image as one vector."""
+    """Each image is a vector: its embedding."""
 
     needs: str = "an image encoder"
     cost: str = "a pass of the encoder per image"
@@ -45,7 +45,7 @@ def _encoder(task: Task) -> Encoder:
 
 
 def _embedded(task: Task, images: Images, folder: Path) -> NDArray[np.float32]:
-    """[N, d], computed unless the folder has it."""
+    """Return the embeddings [N, d] of images. Compute them if the folder does not have them."""
     path = folder / f"embeddings-{stable_hash(task.settings.encoder):016x}-{images.fingerprint}.npy"
     if not path.exists():
         write_bytes(path, as_npy(embed(_encoder(task), images)))

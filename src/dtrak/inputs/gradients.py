@@ -1,6 +1,6 @@
-"""Projected gradients of one or several objectives, by one model or by each of several.
+"""Projected gradients of one or several objectives, computed with one model or with each of several.
 
-Gradients that several methods need are computed in one pass and lie in one store.
+Gradients that several methods need are computed once and kept in one store.
 """
 
 import re
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from dtrak.models import DiffusionModel
 
 Stores = dict[str, FeatureStore]  # by objective
-DRAWS_AT_ONE_STEP = 10  # noises where journey-trak asks about one step alone
-MODELS: dict[Models, tuple[str, str]] = {  # what they need and cost, in words
+DRAWS_AT_ONE_STEP = 10  # how many noises journey-trak takes if it scores one timestep alone
+MODELS: dict[Models, tuple[str, str]] = {  # what they need, and the first part of what they cost, in words
     "final": ("the model", ""),
     "checkpoints": ("checkpoints", "4 × "),
     "retrained": ("models retrained on halves", "S trainings and S × "),
@@ -43,14 +43,14 @@ MODELS: dict[Models, tuple[str, str]] = {  # what they need and cost, in words
 
 @dataclass(frozen=True)
 class Gradients(Source):
-    """Gradients of training images and of queries."""
+    """Each image is a vector, or one vector for each of its noised copies: its projected gradients."""
 
     objective: str = "simple"
-    any_objective: bool = False  # whether the user may ask for another
-    also: tuple[str, ...] = ()  # objectives whose scores are averaged with those of the first, which sets their λ
+    any_objective: bool = False  # whether the user may choose another one
+    also: tuple[str, ...] = ()  # their scores are averaged with those of the first objective, which also sets their λ
     models: Models = "final"
-    apart: bool = False  # whether every noised copy has its own; the copies of all objectives then form one kernel
-    along_trajectory: bool = False  # whether the queries' are taken along their sampling trajectories
+    apart: bool = False  # whether every noised copy has its own gradient; one kernel then has all copies and objectives
+    along_trajectory: bool = False  # whether gradients of queries are taken along their sampling trajectories
     preconditioner: str = "ridge"
 
     @property
@@ -65,13 +65,14 @@ class Gradients(Source):
     def uses_retrained(self) -> bool:  # type: ignore[override]
         return self.models == "retrained"
 
-    def objectives(self, asked: str | None) -> tuple[str, ...]:
-        """The objectives, the one that λ is set for first: the one asked for, where the user has the choice."""
-        first = asked if asked is not None and self.any_objective else self.objective
+    def objectives(self, chosen: str | None) -> tuple[str, ...]:
+        """Return the objectives. The first is the one that λ is set for: the `chosen` one if the user may choose."""
+        first = chosen if chosen is not None and self.any_objective else self.objective
         return tuple(dict.fromkeys((first, *self.also)))
 
-    def use(self, asked: str | None, damped: bool) -> GradientUse:
-        return GradientUse(self.kind, self.objectives(asked), self.along_trajectory, damped)
+    def use(self, chosen: str | None, damped: bool) -> GradientUse:
+        """Return how a method uses these gradients; `damped` says whether λ matters for it."""
+        return GradientUse(self.kind, self.objectives(chosen), self.along_trajectory, damped)
 
     @property
     def kind(self) -> GradientKind:
@@ -94,7 +95,7 @@ class Gradients(Source):
                 yield vectors
 
     def feature_cost(self, task: Task) -> Cost:
-        """Of the features behind a method's scores, shared ones in parts."""
+        """Return the cost of the features behind the inputs. Objectives that share passes share their cost."""
         of_each = [
             cost
             for member in range(len(members(task, self.models)))
@@ -103,6 +104,7 @@ class Gradients(Source):
         return sum(of_each, Cost())
 
     def _costs(self, task: Task, member: int, objectives: tuple[str, ...]) -> Iterator[Cost]:
+        """Yield the cost of each store that these inputs need of one model."""
         train = _train_stores(task, self.kind, member)
         compared = compared_objective(objectives[0])
         of_train = {*objectives, *([compared] if compared in _compared(task, self.kind) else [])}
@@ -123,7 +125,7 @@ class Gradients(Source):
         return Vectors(train[objective], queries[objective].numpy(), self._training(task, train, objective, first))
 
     def _training(self, task: Task, train: Stores, objective: str, first: TrainingKernel | None) -> TrainingKernel:
-        """The kernel of an objective; that of the model itself is kept, several models' would fill the memory."""
+        """Return the kernel of an objective. It is kept if there is one model; several could fill the memory."""
 
         def kernel(of: str) -> Preconditioner:
             fit = partial(PRECONDITIONERS.choose(self.preconditioner), train[of])
@@ -138,11 +140,11 @@ class Gradients(Source):
 
         if self.models != "final":
             return make()
-        led_by = None if first is None else self.objectives(task.settings.objective)[0]
-        return task.once_for_training(("damped kernel", self.preconditioner, objective, led_by), make)
+        first_objective = None if first is None else self.objectives(task.settings.objective)[0]
+        return task.once_for_training(("damped kernel", self.preconditioner, objective, first_objective), make)
 
     def _of_copies(self, task: Task, member: int) -> Iterator[Vectors]:
-        """Yield one input with a kernel of the copies of all objectives, or one input for each copy."""
+        """Yield one input with a kernel of all copies and objectives, or for each copy an input with its own kernel."""
         settings, objectives = task.settings, self.objectives(task.settings.objective)
         stores = _train_stores(task, self.kind, member)
         features = CopyFeatures([stores[one] for one in objectives], settings.length == "unit")
@@ -166,13 +168,13 @@ class Gradients(Source):
 
 
 def _compared(task: Task, kind: GradientKind) -> tuple[str, ...]:
-    """Objectives of training images that no query needs: only damping compares with them."""
+    """Return the objectives that only training images need: `auto` damping compares with them."""
     needed = task.needed[kind]
     return tuple(one for one in needed.train if one not in needed.all_of_queries)
 
 
 def members(task: Task, models: Models) -> list[Path | None]:
-    """Where the models lie whose gradients count; None is the model itself."""
+    """Return the folders of the models that gradients are computed with; None stands for the task's own model."""
     match models:
         case "final":
             return [None]
@@ -188,7 +190,7 @@ def members(task: Task, models: Models) -> list[Path | None]:
 
 
 def evenly_spaced(folder: Path | None, count: int) -> list[Path]:
-    """`count` of the models in a folder, the last among them, in the order of the numbers in their names."""
+    """Return `count` evenly spaced models of a folder and always the last, ordered by the numbers in their names."""
     if folder is None:
         raise UsageError("there are no checkpoints of the training: give their folder as --checkpoints")
     folder = Path(folder)
@@ -209,13 +211,13 @@ def _trajectories(task: Task) -> "Trajectories":
 
 
 def _train_stores(task: Task, kind: GradientKind, member: int) -> Stores:
-    """The features of the training images by one model, for all methods that need them."""
+    """Return the features of the training images, computed with one model, for all methods that need them."""
     make = partial(_featurize, task, kind, member, task.train_inputs, task.needed[kind].train, task.folder, "train")
     return task.once_for_training(("train", kind, member), make)
 
 
 def _query_stores(task: Task, kind: GradientKind, member: int, along_trajectory: bool) -> Stores:
-    """The same of the queries, as they are or along their trajectories."""
+    """Return the features of the queries as they are, or along their sampling trajectories."""
     needed, folder = task.needed[kind], task.folder_of_queries
 
     def make() -> Stores:
@@ -239,7 +241,7 @@ def _featurize(
     name: str,
     draws: int | None = None,
 ) -> Stores:
-    """The features of images by one of the models; each model has a folder and a projection of its own."""
+    """Compute the features of images with one of the models. Each model has its own folder and its own projection."""
     from dtrak.features.featurizing import featurize
 
     model, path = task.model, members(task, kind.models)[member]
@@ -253,7 +255,7 @@ def _featurize(
 
 
 def _loaded(task: Task, path: Path) -> "DiffusionModel":
-    """One of several models; only the last one that was asked for stays in memory."""
+    """Return one of several models. Only the last one that was loaded stays in memory."""
     from dtrak.models import load_model
 
     kept: dict[Path, DiffusionModel] = task.once_for_training("loaded model", dict)

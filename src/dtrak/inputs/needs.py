@@ -1,6 +1,6 @@
-"""Which gradients methods need: of which models, of which objectives, for training images and for queries.
+"""Find which gradients methods need: of which models and objectives, for training images and for queries.
 
-Planning, the report, the explorer and attribution itself all ask `needed_gradients`.
+Attribution, planning, the report and the explorer all call `needed_gradients`.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ Models = Literal["final", "checkpoints", "retrained"]
 
 @dataclass(frozen=True)
 class GradientKind:
-    """Which models' gradients, and whether every noised copy of an image has its own."""
+    """A kind of gradients: the models they are computed with, and whether every noised copy of an image has its own."""
 
     models: Models = "final"
     apart: bool = False
@@ -22,29 +22,33 @@ class GradientKind:
 
 @dataclass(frozen=True)
 class GradientUse:
-    """How one method uses gradients."""
+    """The gradients that one method uses, and how."""
 
     kind: GradientKind
-    objectives: tuple[str, ...]  # the one that λ is set for first
-    along_trajectory: bool  # whether those of the queries are taken along their sampling trajectory
+    objectives: tuple[str, ...]  # the first is the one that λ is set for
+    along_trajectory: bool  # whether gradients of queries are taken along their sampling trajectories
     damped: bool  # whether λ matters
 
 
 @dataclass(frozen=True)
 class NeededGradients:
-    """The objectives whose gradients of one kind some methods need."""
+    """The objectives whose gradients some methods need, for one kind of gradients."""
 
     train: tuple[str, ...]
     queries: tuple[str, ...] = ()
-    trajectories: tuple[str, ...] = ()  # of the queries, along their sampling trajectories
+    trajectories: tuple[str, ...] = ()  # for queries along their sampling trajectories
 
     @property
     def all_of_queries(self) -> tuple[str, ...]:
+        """Return the objectives that queries need, as they are or along their trajectories."""
         return tuple(dict.fromkeys([*self.queries, *self.trajectories]))
 
 
 def needed_gradients(uses: Iterable[GradientUse], damping: Damping | None) -> dict[GradientKind, NeededGradients]:
-    """By kind, what all these uses need together; a damping that compares objectives needs another of training."""
+    """Return what all these uses need together, by kind.
+
+    A damping that compares objectives needs one more objective for the training images.
+    """
     found: dict[GradientKind, NeededGradients] = {}
     for use in uses:
         before = found.get(use.kind, NeededGradients(()))

@@ -1,4 +1,4 @@
-"""What models retrained on halves of the training images made of the queries, from a benchmark folder."""
+"""Read the losses of the queries under models retrained on halves of the training images, from a benchmark folder."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from dtrak.inputs.arrays import RetrainedLosses
 from dtrak.inputs.benchmark import Benchmark
 from dtrak.inputs.task import Source, Task
 
-FEWEST_MODELS = 4  # that can be compared
+FEWEST_MODELS = 4  # a comparison needs at least this many
 
 
 @dataclass(frozen=True)
 class Outcomes(Source):
-    """The losses of the queries under retrained models, and who was in each one's training set."""
+    """The losses of the queries under retrained models, and which images each model was trained on."""
 
     needs: str = "losses under models retrained on halves"
     cost: str = "S trainings"
@@ -36,7 +36,7 @@ def check_enough(outcomes: RetrainedLosses) -> None:
     """Refuse to compare too few models."""
     found = len(outcomes.masks)
     if found < FEWEST_MODELS:
-        raise UsageError(f"{found} retrained models are too few to compare: at least {FEWEST_MODELS}")
+        raise UsageError(f"{found} retrained models are too few to compare: there must be at least {FEWEST_MODELS}")
 
 
 def _read(task: Task) -> RetrainedLosses:
@@ -45,7 +45,7 @@ def _read(task: Task) -> RetrainedLosses:
 
 
 def benchmark_of(task: Task) -> Benchmark:
-    """The folder of retrained models that the user gave, which must be of the task's training images."""
+    """Return the benchmark folder that the user gave; refuse one of other training images."""
 
     def open_it() -> Benchmark:
         if task.settings.retrained is None:

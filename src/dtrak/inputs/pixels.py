@@ -1,4 +1,4 @@
-"""The images as they are: pixels in [−1, 1], or the latents of models that work on those."""
+"""Take the images as they are: their pixels in [−1, 1], or their latents if the model works on latents."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from dtrak.inputs.task import Source, Task
 if TYPE_CHECKING:
     from dtrak.features.inputs import ModelInputs
 
-IMAGES_AT_ONCE = 64  # whose pixels are read
+IMAGES_AT_ONCE = 64  # how many images are read at a time
 
 
 @dataclass(frozen=True)
 class Pixels(Source):
-    """What the model takes of each image, as one vector."""
+    """Each image is a vector: the numbers that the model takes as its input."""
 
     needs: str = "only the images"
     cost: str = "next to nothing"
@@ -33,7 +33,7 @@ class Pixels(Source):
 
 @dataclass(frozen=True, eq=False)
 class InputRows:
-    """Images as `Rows` of what a model takes of them, read in blocks."""
+    """The images as `Rows` of the numbers that the model takes, read in blocks."""
 
     images: "ModelInputs"
 
@@ -53,7 +53,7 @@ class InputRows:
 
 @dataclass(frozen=True)
 class Nothing(Source):
-    """Only how many images there are: for scores that know nothing."""
+    """The input of random scores: only the numbers of images, and a seed."""
 
     def inputs(self, task: Task) -> Iterator[Counts]:
         yield Counts(len(task.queries), len(task.train), task.settings.seed)

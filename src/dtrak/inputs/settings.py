@@ -1,6 +1,6 @@
-"""How training images are scored: every setting, declared once, for Python, recipes and the command line alike.
+"""The settings of attribution are declared here, once for Python, recipes and the command line.
 
-A recipe's section `attribution` has these fields, commands have an option for each that comes with an `Option`, and
+A recipe's section `attribution` has these fields. Commands have an option for each field with an `Option`. The function
 `dtrak.attribute` has them in its signature.
 """
 
@@ -15,7 +15,7 @@ from dtrak.limits import check_number
 
 @dataclass(frozen=True)
 class Settings(FeatureSettings):
-    """How features are made, what is scored from them, and what some methods need beside the model and the images."""
+    """The settings of features and of scores, and what some methods need in addition to the model and the images."""
 
     objective: Annotated[
         str | None,
@@ -42,8 +42,8 @@ class Settings(FeatureSettings):
         Option("FOLDER", "For ensembles, empirical-influence, datamodel: a benchmark folder.", "RUN/benchmark"),
     ] = None
     ensemble_size: Annotated[int, Option("S", "How many of its models an ensemble has.")] = 8
-    subsets: int | None = None  # only the models of its first so many subsets
-    output: str = "simple"  # the objective that its losses are of
+    subsets: int | None = None  # use only the models of the first subsets, as many as this; None means all
+    output: str = "simple"  # the objective whose values are read from the benchmark folder
     encoder: Annotated[
         str,
         Option("NAME", "For clip-dot, clip-cosine: efficientnet-lite0, or a CLIP model by folder or hub id."),
@@ -51,9 +51,9 @@ class Settings(FeatureSettings):
     step: Annotated[
         int | None, Option("T", "For journey-trak: one timestep of the trajectory.", "all of them", least=0)
     ] = None
-    ddim_steps: int = 50  # in which the queries were drawn
-    guidance: float | None = None  # with which the queries were drawn
-    latents: Path | None = None  # a folder that keeps what an autoencoder made of images; that of the features if None
+    ddim_steps: int = 50  # how many steps the queries were drawn with
+    guidance: float | None = None  # the guidance that the queries were drawn with
+    latents: Path | None = None  # a folder that keeps the latents of images; None: the folder of the features
 
     def __post_init__(self) -> None:
         from dtrak.kernels.damping import Damping
@@ -64,11 +64,11 @@ class Settings(FeatureSettings):
         check_known("copies", self.copies, ["apart", "averaged"])
         check_known("length", self.length, ["unit", "own"])
         if self.kernel == "per-copy" and self.copies == "averaged":
-            raise UsageError("kernel per-copy scores each copy on its own: it does not go with copies averaged")
+            raise UsageError("kernel per-copy scores each copy on its own, so copies cannot be averaged")
         for name in ("checkpoint_count", "ensemble_size"):
             check_number(name, getattr(self, name))
 
     @property
     def features(self) -> FeatureSettings:
-        """The part that says how features are made."""
+        """Return the settings of features alone."""
         return FeatureSettings(**{one.name: getattr(self, one.name) for one in fields(FeatureSettings)})

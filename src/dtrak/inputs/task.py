@@ -1,7 +1,7 @@
-"""A task: one model, its training images, the queries, and how to score. Sources make their arrays from it.
+"""A task has a model, its training images, the queries, and the settings. Sources make the inputs of formulas from it.
 
-What several methods need is made once. What depends on the training images alone is shared by tasks that differ in
-their queries.
+What several methods need is made once. What depends only on the training images is shared by tasks that differ in their
+queries.
 """
 
 import time
@@ -20,41 +20,41 @@ if TYPE_CHECKING:
     from dtrak.features.inputs import ModelInputs
     from dtrak.models import DiffusionModel
 
-# Models are imported where they are needed: diffusers takes seconds, for which no mistyped name should have to wait.
+# Models are imported where they are needed: the import of diffusers takes seconds, and wrong names are refused before.
 
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is attributed to what, and how."""
+    """One task of attribution: score the training images for each of the queries."""
 
     model: "DiffusionModel"
     train: Images
     queries: Images
     settings: Settings
-    folder: Path  # keeps features
-    needed: Mapping[GradientKind, NeededGradients]  # by all methods of the task
-    engine: Engine | None = None  # computes gradients; this process if None
-    queries_folder: Path | None = None  # keeps what is made of the queries; `folder` if None
+    folder: Path  # where features are kept
+    needed: Mapping[GradientKind, NeededGradients]  # what all methods of the task need
+    engine: Engine | None = None  # runs the computation of gradients; None means this process
+    queries_folder: Path | None = None  # where features of the queries are kept; None means `folder`
     _made: dict[Any, Any] = field(default_factory=dict)
-    _of_training: dict[Any, Any] = field(default_factory=dict)  # does not depend on the queries
-    _seconds: dict[Any, float] = field(default_factory=dict)  # taken by what was made
+    _of_training: dict[Any, Any] = field(default_factory=dict)  # what does not depend on the queries
+    _seconds: dict[Any, float] = field(default_factory=dict)  # how long it took to make what is in `_made`
 
     def with_queries(self, queries: Images, folder: Path | None = None) -> "Task":
-        """The same about other queries; what is made of the training images, now or later, serves both.
+        """Return the same task with other queries. Both tasks share what is made of the training images.
 
-        With a `folder`, all that is made of the queries is kept there and nowhere else, so that it can be removed.
+        If a `folder` is given, all that is made of the queries is kept only there, so that it can be removed.
         """
         self.model.check_fits(queries.shape, queries.source)
         return replace(self, queries=queries, queries_folder=folder, _made={}, _seconds={})
 
     def needing(self, needed: Mapping[GradientKind, NeededGradients]) -> "Task":
-        """The same for methods that need these gradients."""
+        """Return the same task for methods that need these gradients."""
         return replace(self, needed=needed)
 
     def once(self, key: Any, make: Callable[[], Made]) -> Made:
-        """What `make` gives, made once for these queries."""
+        """Return the result of `make`, which is called once for these queries."""
         if key not in self._made:
             started = time.perf_counter()
             self._made[key] = make()
@@ -63,27 +63,28 @@ class Task:
         return made
 
     def once_for_training(self, key: Any, make: Callable[[], Made]) -> Made:
-        """What `make` gives, made once whatever the queries."""
+        """Return the result of `make`, which is called once for all queries."""
         if key not in self._of_training:
             self._of_training[key] = make()
         made: Made = self._of_training[key]
         return made
 
     def seconds(self, key: Any) -> float:
-        """How long it took to make something for these queries."""
+        """Return how long `once` took to make the result of this key; 0 if it was not made."""
         return self._seconds.get(key, 0.0)
 
     @property
     def train_inputs(self) -> "ModelInputs":
-        """The training images as the model takes them; all models of a task take them alike."""
+        """Return the training images as the input of the model; all models of a task take the same input."""
         return self.once_for_training("inputs", lambda: self._inputs(self.train, None))
 
     @property
     def query_inputs(self) -> "ModelInputs":
+        """Return the queries as the input of the model."""
         return self.once("inputs", lambda: self._inputs(self.queries, self.queries_folder))
 
     def _inputs(self, images: Images, apart: Path | None) -> "ModelInputs":
-        """Images as the model takes them; what its encoders make is kept with the run, the features, or apart."""
+        """Return images as the input of the model. Latents are kept in the usual folder, or in `apart` if given."""
         from dtrak.features.inputs import model_inputs
 
         usual = self.settings.latents or self.folder / "latents"
@@ -91,31 +92,32 @@ class Task:
 
     @property
     def folder_of_queries(self) -> Path:
+        """Return the folder that keeps what is made of the queries."""
         return self.queries_folder or self.folder
 
 
 class Source:
-    """What a method scores from. Each kind says what it needs and costs, and makes what formulas see."""
+    """A source makes the inputs of a method's formula. It says what it needs and what it costs."""
 
-    needs: str = "nothing"  # in words, for the list of methods
+    needs: str = "nothing"  # what must be there, in words, for the list of methods
     cost: str = "nothing"
-    uses_retrained = False  # whether it learns from models that were retrained
+    uses_retrained = False  # whether it needs retrained models
 
     def check(self, task: Task) -> None:
-        """Say what is lacking, before anything takes its time."""
+        """Raise an error if something is missing, before any long work begins."""
 
     def inputs(self, task: Task) -> Iterator[Any]:
-        """What the formula sees: one input for each model and objective, whose scores are averaged."""
+        """Yield the inputs of the formula, such as one for each model and objective. Their scores are averaged."""
         raise NotImplementedError
 
     def feature_cost(self, task: Task) -> Cost:
-        """What the features behind the inputs cost."""
+        """Return the cost of the features that the inputs are made from."""
         return Cost()
 
     def seconds(self, task: Task) -> float:
-        """How long the inputs have taken, in this process or in an earlier one; makes them if they are not there."""
+        """Return how long it took to make the inputs, now or in an earlier process. Make them if they are missing."""
         return 0.0
 
     def retrained_models(self, task: Task) -> int:
-        """How many retrained models are behind the inputs."""
+        """Return how many retrained models the inputs are made from."""
         return 0

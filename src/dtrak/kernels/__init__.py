@@ -1,6 +1,6 @@
-"""From features to scores: preconditioners, each with every damping at the price of one, and rules for the damping.
+"""Compute scores from features: preconditioners, which are fitted once for all dampings, and rules for the damping.
 
-Adding a preconditioner is a function that fits it, and a line in `PRECONDITIONERS`.
+To add a preconditioner, write a function that fits it, and add a line to `PRECONDITIONERS`.
 """
 
 from dtrak.kernels.damping import Damping

@@ -1,4 +1,4 @@
-"""The features of every noised copy of an image as kernels read them: in blocks, and of unit length if wanted."""
+"""Read the features of every noised copy of an image in blocks, and scale them to unit length if wanted."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from dtrak.kernels.preconditioner import Rows
 
-KEPT_BYTES = 1 << 30  # that may stay in memory
+KEPT_BYTES = 1 << 30  # features of at most this size stay in memory
 
 
 @dataclass(frozen=True, eq=False)
 class CopyFeatures:
-    """φ_c [N, C, k]: the copies of one or several objectives side by side."""
+    """The features φ_c [N, C, k] of all copies, where the copies of several objectives are side by side."""
 
-    stores: Sequence[Rows]  # one for each objective, of the same images
+    stores: Sequence[Rows]  # one store for each objective, all of the same images
     unit: bool = True  # whether every φ_c is scaled to length 1
-    averaged: bool = False  # whether the mean of an image's copies takes their place: [N, 1, k]
+    averaged: bool = False  # whether the copies of an image are replaced with their mean: [N, 1, k]
 
     @property
     def dim(self) -> int:
@@ -30,11 +30,12 @@ class CopyFeatures:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """C and k, as this gives them."""
+        """Return C and k of the blocks; C is 1 if the copies are averaged."""
         _, one = next(self._read(range(1)))
         return one.shape[1], one.shape[2]
 
     def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
+        """Yield all images in order, or only the `wanted` ones, in blocks: (images, float32 [b, C, k])."""
         wanted = range(len(self)) if wanted is None else wanted
         if self._kept is None:
             yield from self._read(wanted)
@@ -45,7 +46,7 @@ class CopyFeatures:
 
     @cached_property
     def _kept(self) -> list[tuple[range, Tensor]] | None:
-        """All blocks, if they are small: then another λ reads and scales nothing again."""
+        """Return all blocks if they are small, so that another λ does not read and scale them again; None if not."""
         is_small = 4 * len(self) * math.prod(self.shape) <= KEPT_BYTES
         return list(self._read(range(len(self)))) if is_small else None
 
@@ -54,19 +55,20 @@ class CopyFeatures:
             yield parts[0][0], self.prepared([block for _, block in parts])
 
     def prepared(self, of_objectives: Sequence[Tensor]) -> Tensor:
-        """Join the copies [b, C, k] of each objective, scale them and average them, as the fields say."""
+        """Join the copies [b, C, k] of the objectives, scale them if `unit` is set, average them if `averaged` is."""
         found = torch.cat(list(of_objectives), 1)
         if self.unit:
             found = torch.nn.functional.normalize(found, dim=2)
         return found.mean(1, keepdim=True) if self.averaged else found
 
     def mean(self) -> "CopyFeatures":
+        """Return the same features with the copies of each image averaged."""
         return replace(self, averaged=True)
 
 
 @dataclass(frozen=True, eq=False)
 class OneCopy:
-    """φ_c [N, k] of one copy c."""
+    """The features φ_c [N, k] of one copy c."""
 
     features: CopyFeatures
     copy: int

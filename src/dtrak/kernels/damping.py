@@ -1,11 +1,12 @@
-"""λ: how little the training images may differ in a direction before the kernel forgets it.
+"""Choose the damping λ of a kernel, which keeps directions with eigenvalues far above λ and damps the others.
 
-What matters is how many directions the kernel keeps, its effective dimension
+The number of directions that a kernel keeps is its effective dimension
 
     d(λ) = Σ_r s_r / (s_r + λ)
 
-On the same model the best λ of different objectives lie orders of magnitude apart, but their d hardly differ. So both
-ways to do without a search set d: `spectrum` to a tenth of the images, `auto` to where two objectives agree.
+For the same model, the best λ of different objectives differ by orders of magnitude, but their d hardly differ. So the
+two rules that need no search set d. `spectrum` sets it to a tenth of the number of images. `auto` sets it to the
+largest d at which the scores of two objectives agree, or for kernels of noised copies to a share of images × copies.
 """
 
 from collections.abc import Callable
@@ -20,27 +21,33 @@ from dtrak.errors import UsageError
 from dtrak.kernels.preconditioner import Array, Preconditioner, effective_dimension, mean_eigenvalue
 from dtrak.noise import stream
 
-SHARE = 0.1  # of the images: what `spectrum` takes as the dimension
-LEAST, MOST = 0.05, 0.25  # of the images, for `auto`: where agreement falls slowly, its end is uncertain
-SHARE_OF_ROWS = 0.15  # of images × copies: what `auto` takes for kernels of noised copies, docs/results.md
-SHARE_OF_RANK, OF_COPIES = 1 / 2, 2 / 3  # no rule takes more of the directions; more for kernels of noised copies
-TRIED = 24  # dimensions that `auto` tries
-ASKED = 100  # training images that it asks about
-CONFIRMED = 0.9  # of a dimension, that the other objective has to ask for
+SHARE = 0.1  # `spectrum` sets the dimension to this share of the images
+# `auto` sets the dimension to at least and at most these shares of the images. If the agreement of two objectives falls
+# slowly, it is uncertain where it ends.
+LEAST, MOST = 0.05, 0.25
+SHARE_OF_ROWS = 0.15  # for kernels of noised copies, `auto` sets it to this share of images × copies: docs/results.md
+# No rule sets the dimension to more than the first share of the kernel's rank, or the second for noised copies.
+SHARE_OF_RANK, OF_COPIES = 1 / 2, 2 / 3
+TRIED = 24  # how many dimensions `auto` tries
+SAMPLED = 100  # how many training images it takes as queries
+CONFIRMED = 0.9  # two objectives agree on a dimension d if their scores fit best at this share of d or more
 
-Automatic = Callable[[Preconditioner], float]  # the dimension that `auto` sets for a kernel
+Automatic = Callable[[Preconditioner], float]  # returns the dimension that `auto` sets for a kernel
 
 
 @dataclass(frozen=True)
 class Damping:
-    """λ by a rule, as it is, or as a fraction of the mean eigenvalue of ΦΦᵀ, so that no scale matters."""
+    """A damping says how λ is found: by a rule, as a fraction of the mean eigenvalue of ΦΦᵀ, or as a number.
+
+    A fraction does not depend on the scale of the features.
+    """
 
     kind: Literal["auto", "spectrum", "relative", "absolute"] = "auto"
-    value: float = 0.0  # unless by a rule
+    value: float = 0.0  # not used by rules
 
     @classmethod
     def parse(cls, text: float | str) -> "Damping":
-        """From `auto`, from `spectrum`, from `0.1`, relative, or from `absolute:5`."""
+        """Read `auto`, `spectrum`, a fraction such as `0.1`, or a number such as `absolute:5`."""
         text = str(text)
         if text in ("spectrum", "auto"):
             return cls("spectrum" if text == "spectrum" else "auto")
@@ -58,19 +65,19 @@ class Damping:
 
     @property
     def compares_objectives(self) -> bool:
-        """Whether the kernel of the same images and `compared_objective` is needed."""
+        """Return whether the kernel of the same images and of the `compared_objective` is needed."""
         return self.kind == "auto"
 
     def absolute(self, kernel: Preconditioner, automatic: Automatic | None = None) -> float:
-        """λ for a kernel, whose rule for `auto` is given."""
+        """Return λ for a kernel. `automatic` is its rule for `auto`."""
         match self.kind:
             case "spectrum":
                 return damping_of_dimension(kernel, at_most(SHARE * kernel.images, kernel))
             case "auto":
                 if automatic is None:
                     raise UsageError(
-                        "damping 'auto' compares two objectives, and the features of one are not there: "
-                        "ask for --damping auto when they are made, or for --method trak,d-trak"
+                        "damping 'auto' compares two objectives, and the features of one are missing: "
+                        "give --damping auto when features are made, or give --method trak,d-trak"
                     )
                 return damping_of_dimension(kernel, automatic(kernel))
             case "relative":
@@ -80,57 +87,61 @@ class Damping:
 
 
 def compared_objective(objective: str) -> str:
-    """Another objective that sees the same influence with different noise."""
+    """Return the objective to compare with. Its scores measure the same influence, but have different noise."""
     return "square" if objective == "simple" else "simple"
 
 
 def at_most(dimension: float, kernel: Preconditioner, share: float = SHARE_OF_RANK) -> float:
-    """A dimension, or a share of the kernel's rank if that is less."""
+    """Return the dimension, or this share of the kernel's rank if that is less."""
     return min(dimension, share * len(kernel.eigenvalues))
 
 
 def damping_of_dimension(kernel: Preconditioner, dimension: float) -> float:
-    """The λ whose effective dimension is this, which has to be less than the rank."""
+    """Return the λ at which the effective dimension is this. The dimension has to be less than the rank."""
     rank = len(kernel.eigenvalues)
     low = np.log(kernel.eigenvalues[0] / (2 * rank))  # d ≥ r − ½
-    with np.errstate(divide="ignore", over="ignore"):  # of a dimension of nothing, λ is infinite
+    with np.errstate(divide="ignore", over="ignore"):  # for the dimension 0, λ is infinite
         high = np.log(kernel.eigenvalues.sum() / dimension)  # d ≤ Σ s / λ
-    if effective_dimension(kernel, np.exp(high)) >= dimension:  # but for rounding, where d is next to nothing
+    if effective_dimension(kernel, np.exp(high)) >= dimension:  # if d is close to 0, rounding errors can make this true
         return float(np.exp(high))
     return float(np.exp(brentq(lambda log: effective_dimension(kernel, np.exp(log)) - dimension, low, high)))
 
 
 def damping_as_of(other: Preconditioner, its_damping: float, kernel: Preconditioner) -> float:
-    """The λ with which a kernel keeps as many directions as another one does with its own."""
+    """Return the λ with which `kernel` keeps as many directions as the kernel `other` keeps with `its_damping`."""
     return damping_of_dimension(kernel, at_most(effective_dimension(other, its_damping), kernel))
 
 
 def bounded_agreement(kernel: Preconditioner, compared: Callable[[], Preconditioner]) -> float:
-    """The dimension at which two objectives agree, within reason; `compared` is fitted on the other one."""
+    """Return the dimension at which two objectives agree, limited to the shares LEAST and MOST of the images.
+
+    `compared` returns the kernel that is fitted on the other objective.
+    """
     agreed = np.clip(agreed_dimension(kernel, compared()), LEAST * kernel.images, MOST * kernel.images)
     return at_most(float(agreed), kernel)
 
 
 def share_of_rows(kernel: Preconditioner, copies: int) -> float:
-    """The dimension that `auto` sets for kernels of noised copies: a share of the rows that it was fitted on."""
+    """Return the dimension that `auto` sets for a kernel of noised copies: a share of the rows it was fitted on."""
     return at_most(SHARE_OF_ROWS * copies * kernel.images, kernel, OF_COPIES)
 
 
 def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:
-    """The largest dimension at which two objectives' scores still confirm each other.
+    """Return the largest dimension at which the scores of two objectives agree.
 
-    Both see the same influence, each with noise of its own. Let the one keep d directions, and ask at which dimension
-    the other's scores correlate best with its scores. While the last of the d directions are influence, that is d;
-    where they are noise, which the other does not share, it is less. The answer is the last d, before the two ask for
-    less than CONFIRMED of it.
+    The scores of both measure the same influence, but each has its own noise. Let one kernel keep d directions, and
+    find the dimension at which the scores of the other kernel correlate best with its scores. As long as the last of
+    the d directions show influence, this best dimension is about d. If they show only noise, which the other kernel
+    does not have, it is less. Each kernel is compared with the other in this way, and the geometric mean of the two
+    best dimensions is taken. The result is the largest d for which this mean is at least CONFIRMED · d.
     """
     most = min(len(kernel.eigenvalues), len(compared.eigenvalues)) / 2
     dimensions = np.geomspace(min(4, most / 2), most, TRIED)
-    rows = stream("auto damping").permutation(len(kernel))[:ASKED]
+    rows = stream("auto damping").permutation(len(kernel))[:SAMPLED]
     own, other = (scores_of_others(one, rows, dimensions) for one in (kernel, compared))
     agreement = np.einsum("irn,jrn->ij", own, other, optimize=True)  # [own dimensions, the other's]
-    answers = (_peaks(agreement) + _peaks(agreement.T)) / 2 - np.arange(TRIED)  # in steps of the grid
-    excess = answers * np.log(dimensions[1] / dimensions[0]) - np.log(CONFIRMED)  # falls as d grows
+    shifts = (_peaks(agreement) + _peaks(agreement.T)) / 2 - np.arange(TRIED)  # from d to the best one, in grid steps
+    excess = shifts * np.log(dimensions[1] / dimensions[0]) - np.log(CONFIRMED)  # falls as d grows
     last = int(np.flatnonzero(excess >= 0).max(initial=0))
     if last == TRIED - 1 or excess[last] < 0:
         return float(dimensions[last])
@@ -139,7 +150,7 @@ def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:
 
 
 def _peaks(curves: Array) -> Array:
-    """Where each column of curves [points, columns] is largest, between points as a parabola has it: [columns]."""
+    """Return where each column of curves [points, columns] is largest, [columns], interpolated by a parabola."""
     top = curves.argmax(0).clip(1, len(curves) - 2)
     before, at, after = (curves[top + step, np.arange(curves.shape[1])] for step in (-1, 0, 1))
     bend = before - 2 * at + after
@@ -148,9 +159,10 @@ def _peaks(curves: Array) -> Array:
 
 
 def scores_of_others(kernel: Preconditioner, rows: NDArray[np.int64], dimensions: Array) -> NDArray[np.float32]:
-    """What every image does for the training images `rows`, standardised: [dimensions, rows, N].
+    """Return the standardised scores of every image for the training images `rows`: [dimensions, rows, N].
 
-    Leaving the image itself out of the kernel would scale the scores of all others alike: only its own is dropped.
+    The score of an image for itself is set to zero. The image stays in the kernel: without it, the scores of all
+    others would only be multiplied by a common factor.
     """
     coordinates = kernel.train_coordinates(rows)
     found = np.stack([kernel.scores(coordinates, damping_of_dimension(kernel, one)) for one in dimensions])
@@ -160,7 +172,7 @@ def scores_of_others(kernel: Preconditioner, rows: NDArray[np.int64], dimensions
     return np.asarray(np.nan_to_num(np.divide(found, norms, out=np.zeros_like(found), where=norms > 0)))
 
 
-# What a sweep tries: the paper's own values, and half decades of the mean eigenvalue.
+# The dampings that a sweep tries: the paper's values, or fractions of the mean eigenvalue in steps of √10.
 GRIDS: dict[str, tuple[Damping, ...]] = {
     "paper": tuple(Damping("absolute", digit * 10.0**power) for power in range(-2, 7) for digit in (1, 2, 5)),
     "log": tuple(Damping("relative", 10.0 ** (power / 2)) for power in range(-10, 7)),

@@ -1,9 +1,9 @@
-"""One kernel for all noised copies, equal copies matched:
+"""One kernel for all noised copies, which compares each copy of a query with the same copy of a training image:
 
     τ(x)_n = Σ_c φ_c(x)ᵀ (G + λI)⁻¹ φ_c(n),        G = Σ_n Σ_c φ_c(n) φ_c(n)ᵀ
 
-With G = V diag(s) Vᵀ, decomposed once in float64, every λ is cheap. Neither G nor V [k, r] grows with the number of
-images N: training images are read from their store in blocks, in float32.
+G = V diag(s) Vᵀ is decomposed once, in float64; then scores for any λ are cheap. The sizes of G and V [k, r] do not
+grow with the number of images N: training images are read from their store in blocks, in float32.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,12 @@ from dtrak.kernels.ridge import eigen
 
 @dataclass(frozen=True, eq=False)
 class PooledKernel:
-    """The preconditioner fitted on every copy of the training images; `features` are what is scored: all or means."""
+    """The preconditioner that is fitted on every copy of the training images.
 
-    eigenvalues: Array  # s [r], positive, rising
+    `features` are what it scores: all copies, or their means.
+    """
+
+    eigenvalues: Array  # s [r], positive, in rising order
     directions: NDArray[np.float32]  # V [k, r]
     features: CopyFeatures
 
@@ -32,18 +35,20 @@ class PooledKernel:
 
     @cached_property
     def images(self) -> int:
+        """Return how many training images have a feature. Images that were left out have zeros and do not count."""
         return int((self.norms() > 0).sum())
 
     def coordinates(self, queries: NDArray[np.float32]) -> Array:
-        """Vᵀφ_c [Q, C, r] of the query features [Q, C, k]."""
+        """Return Vᵀφ_c [Q, C, r] of the query features [Q, C, k]."""
         return np.asarray(queries @ self.directions, dtype=np.float64)
 
     def train_coordinates(self, rows: Sequence[int] | NDArray[np.int64]) -> Array:
+        """Return Vᵀφ_c [B, C, r] of the training images `rows`."""
         found = [block for row in rows for _, block in self.features.blocks(range(int(row), int(row) + 1))]
         return self.coordinates(torch.cat(found).numpy())
 
     def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> NDArray[np.float32]:
-        """τ [Q, N] for an absolute λ, from the coordinates of the queries [Q, C, r]."""
+        """Return τ [Q, N] for an absolute λ, from the coordinates of the queries [Q, C, r]."""
         weighted = np.asarray(coordinates / (self.eigenvalues + damping), dtype=np.float32)
         back = torch.from_numpy(weighted @ self.directions.T).flatten(1)  # (G + λI)⁻¹φ_c(x), [Q, C·k]
         wanted = range(len(self))[train]
@@ -54,21 +59,21 @@ class PooledKernel:
         return found.numpy()
 
     def self_influence(self, damping: float, train: slice = EVERY) -> Array:
-        """τ(x^n)_n = Σ_c Σ_r (v_r·φ_c)² / (s_r + λ), [N]."""
+        """Return τ(x^n)_n = Σ_c Σ_r (v_r·φ_c)² / (s_r + λ), [N]."""
         return self._squares(1 / (self.eigenvalues + damping), train)
 
     def norms(self, train: slice = EVERY) -> Array:
-        """The length of all of an image's features together, √(Σ_c ‖φ_c‖²), [N]."""
+        """Return the length of all features of each image together, √(Σ_c ‖φ_c‖²), [N]."""
         wanted = range(len(self))[train]
         squares = [block.square().sum((1, 2)).double() for _, block in self.features.blocks(wanted)]
         return np.asarray(torch.cat(squares).sqrt().numpy())
 
     def preconditioned_norms(self, damping: float, train: slice = EVERY) -> Array:
-        """√(Σ_c ‖(G + λI)⁻¹ φ_c‖²), [N]."""
+        """Return √(Σ_c ‖(G + λI)⁻¹ φ_c‖²), [N]."""
         return np.sqrt(self._squares((self.eigenvalues + damping) ** -2, train))
 
     def _squares(self, weights: Array, train: slice) -> Array:
-        """Σ_c Σ_r (v_r·φ_c)² w_r, [N]."""
+        """Return Σ_c Σ_r (v_r·φ_c)² w_r, [N]."""
         directions, wide = torch.from_numpy(self.directions), torch.from_numpy(weights)
         blocks = self.features.blocks(range(len(self))[train])
         squares = [(block @ directions).square().sum(1).double() @ wide for _, block in blocks]
@@ -76,9 +81,9 @@ class PooledKernel:
 
 
 def fit_pooled(features: CopyFeatures, scored: CopyFeatures | None = None) -> PooledKernel:
-    """Read the features of every copy in blocks and decompose the smaller of ΦᵀΦ [k, k] and ΦΦᵀ [NC, NC].
+    """Read the features of every copy in blocks, and decompose the smaller of ΦᵀΦ [k, k] and ΦΦᵀ [NC, NC].
 
-    `scored` are other features of the same images, which the kernel then scores.
+    If `scored` is given, the kernel scores these other features of the same images.
     """
     copies, _ = features.shape
     if features.dim <= len(features) * copies:
@@ -88,7 +93,7 @@ def fit_pooled(features: CopyFeatures, scored: CopyFeatures | None = None) -> Po
             gram += rows.T @ rows
         eigenvalues, directions = eigen(gram, max(gram.shape[0], len(features) * copies))
     else:
-        rows = torch.cat([block.flatten(0, 1) for _, block in features.blocks()]).double().numpy()  # fewer than k
+        rows = torch.cat([block.flatten(0, 1) for _, block in features.blocks()]).double().numpy()  # fewer than k rows
         eigenvalues, vectors = eigen(np.asfortranarray(rows @ rows.T), features.dim)
         directions = rows.T @ (vectors / np.sqrt(eigenvalues))
     return PooledKernel(eigenvalues, directions.astype(np.float32), scored or features)

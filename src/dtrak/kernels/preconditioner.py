@@ -1,9 +1,9 @@
-"""The preconditioner: what a query's feature passes through before it meets a training image's.
+"""The preconditioner is the matrix between a query's feature and a training image's feature in the score:
 
     τ(x)_n = φ(x)ᵀ (G + λI)⁻¹ φ_n        G is fitted on the training features, λ is chosen later
 
-A preconditioner is fitted once, from rows that are read in blocks, and then answers for every λ. In its coordinates,
-which do not depend on λ, scores are cheap. Rules for λ (`damping.py`) and formulas know this protocol and nothing else.
+A preconditioner is fitted once, from rows that are read in blocks, and then gives scores for any λ. Scores are cheap in
+its coordinates, which do not depend on λ. Rules for λ (`damping.py`) and formulas use only what this protocol declares.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,27 +16,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[np.float64]
-EVERY = slice(None)  # training image
+EVERY = slice(None)  # selects every training image
 
 
 class Rows(Protocol):
-    """Features that can be read in blocks: a feature store, or anything like it."""
+    """Rows are features that can be read in blocks, such as those of a feature store."""
 
     @property
     def dim(self) -> int:
-        """k, how many numbers a row has."""
+        """Return k, how many numbers a row has."""
 
     def __len__(self) -> int: ...
 
     def blocks(self, wanted: range | None = None) -> Iterable[tuple[range, Tensor]]:
-        """All rows in order, or only the wanted ones: which, and their float32 [b, k]; of every copy, [b, C, k]."""
+        """Yield all rows in order, or only the `wanted` ones, in blocks: (rows, float32 [b, k] or [b, C, k])."""
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayRows:
-    """Rows of an array, as one block."""
+    """The rows of an array, which are read as one block."""
 
-    array: NDArray[np.float32]  # [N, k], or [N, C, k] of every copy
+    array: NDArray[np.float32]  # [N, k], or [N, C, k] for features of every copy
 
     @property
     def dim(self) -> int:
@@ -51,46 +51,46 @@ class ArrayRows:
 
 
 class Preconditioner(Protocol):
-    """(G + λI)⁻¹ for every λ, and the training images in its coordinates. `train` selects some of the images."""
+    """A preconditioner computes with (G + λI)⁻¹ for any λ. `train` selects some of the training images."""
 
     @property
     def eigenvalues(self) -> Array:
-        """Those of G that are not zero, [r], rising."""
+        """Return the eigenvalues of G that are not zero, [r], in rising order."""
 
     @property
     def images(self) -> int:
-        """How many training images have a feature: those that were left out count for nothing."""
+        """Return how many training images have a feature. Images that were left out have zeros and do not count."""
 
     def __len__(self) -> int:
-        """N, how many training images there are."""
+        """Return N, how many training images there are."""
 
     def coordinates(self, queries: NDArray[np.float32]) -> Array:
-        """Of the query features [Q, k]: [Q, r]."""
+        """Return the coordinates [Q, r] of the query features [Q, k]."""
 
     def train_coordinates(self, rows: Sequence[int] | NDArray[np.int64]) -> Array:
-        """Of the training images `rows` as if they were queries: [B, r]."""
+        """Return the coordinates [B, r] of the training images `rows`, as if they were queries."""
 
     def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> NDArray[np.float32]:
-        """τ [Q, N] for an absolute λ, from the coordinates of the queries."""
+        """Return τ [Q, N] for an absolute λ, from the coordinates of the queries."""
 
     def self_influence(self, damping: float, train: slice = EVERY) -> Array:
-        """τ(x^n)_n of the training images, [N]."""
+        """Return τ(x^n)_n, the score of each training image for itself, [N]."""
 
     def norms(self, train: slice = EVERY) -> Array:
-        """‖φ_n‖, [N]."""
+        """Return ‖φ_n‖, [N]."""
 
     def preconditioned_norms(self, damping: float, train: slice = EVERY) -> Array:
-        """‖(G + λI)⁻¹ φ_n‖, [N]."""
+        """Return ‖(G + λI)⁻¹ φ_n‖, [N]."""
 
 
 Fit = Callable[[Rows], Preconditioner]
 
 
 def mean_eigenvalue(kernel: Preconditioner) -> float:
-    """trace(G) / N, the unit of relative damping."""
+    """Return trace(G) / N, which relative damping is a fraction of."""
     return float(kernel.eigenvalues.sum() / kernel.images)
 
 
 def effective_dimension(kernel: Preconditioner, damping: float) -> float:
-    """d(λ) = Σ_r s_r / (s_r + λ): how many directions are kept; falls from r to 0 as λ grows."""
+    """Return d(λ) = Σ_r s_r / (s_r + λ), how many directions are kept. It falls from r to 0 as λ grows."""
     return float((kernel.eigenvalues / (kernel.eigenvalues + damping)).sum())
