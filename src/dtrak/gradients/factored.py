@@ -44,7 +44,8 @@ class Factored(Projection):
         matrices = {name: (shape[0], math.prod(shape[1:])) for name, shape in shapes.items() if len(shape) > 1}
         self._channels = {name: shapes[name][1] for name in matrices}
         vectors = {name: shape for name, shape in shapes.items() if len(shape) < 2}
-        of_vectors = min(sum(sizes_of(vectors).values()), max(1, int(dim * SHARE_OF_VECTORS)) if matrices else dim)
+        in_vectors = sum(sizes_of(vectors).values())
+        of_vectors = min(in_vectors, max(1, int(dim * SHARE_OF_VECTORS)) if matrices else dim)
         self._seed = seed
         self._sizes = _reduced_shapes(matrices, dim - of_vectors)
         self._full = matrices
@@ -54,7 +55,7 @@ class Factored(Projection):
         for name, (rows, columns) in self._sizes.items():
             self._places[name] = slice(end, end + rows * columns)
             end += rows * columns
-        kind = Identity if sum(sizes_of(vectors).values()) <= of_vectors else Sketch
+        kind = Identity if in_vectors <= of_vectors else Sketch
         self._vectors = kind(of_vectors, vectors, seed)
         self._place_of_vectors = slice(end, end + of_vectors)
         self.dim = end + of_vectors

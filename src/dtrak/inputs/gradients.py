@@ -157,7 +157,7 @@ class Gradients(Source):
                 fitted = TrainingKernel(partial(decompose, rows), partial(share_of_rows, copies=1))
                 yield Vectors(rows, queries[:, copy], fitted)
             return
-        copies = sum(len(stores[one].manifest.timesteps) * stores[one].manifest.draws for one in objectives)
+        copies, _ = features.shape
 
         def make() -> TrainingKernel:
             return TrainingKernel(partial(fit_pooled, features, scored), partial(share_of_rows, copies=copies))

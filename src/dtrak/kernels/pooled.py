@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dtrak.kernels.copies import CopyFeatures
 from dtrak.kernels.preconditioner import EVERY, Array
-from dtrak.kernels.ridge import eigen
+from dtrak.kernels.ridge import eigen, inner_gram
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +87,7 @@ def fit_pooled(features: CopyFeatures, scored: CopyFeatures | None = None) -> Po
     """
     copies, _ = features.shape
     if features.dim <= len(features) * copies:
-        gram = np.zeros((features.dim, features.dim), order="F")
-        for _, block in features.blocks():
-            rows = block.flatten(0, 1).double().numpy()
-            gram += rows.T @ rows
-        eigenvalues, directions = eigen(gram, max(gram.shape[0], len(features) * copies))
+        eigenvalues, directions = eigen(inner_gram(features), len(features) * copies)
     else:
         rows = torch.cat([block.flatten(0, 1) for _, block in features.blocks()]).double().numpy()  # fewer than k rows
         eigenvalues, vectors = eigen(np.asfortranarray(rows @ rows.T), features.dim)
