@@ -6,15 +6,16 @@ G = V diag(s) Vᵀ is decomposed once, in float64; then scores for any λ are ch
 grow with the number of images N: training images are read from their store in blocks, in float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from dtrak.kernels.copies import CopyFeatures
+from dtrak.kernels.copies import KEPT_BYTES, CopyFeatures
 from dtrak.kernels.preconditioner import EVERY, Array
 from dtrak.kernels.ridge import eigen, inner_gram
 
@@ -74,10 +75,22 @@ class PooledKernel:
 
     def _squares(self, weights: Array, train: slice) -> Array:
         """Return Σ_c Σ_r (v_r·φ_c)² w_r, [N]."""
-        directions, wide = torch.from_numpy(self.directions), torch.from_numpy(weights)
-        blocks = self.features.blocks(range(len(self))[train])
-        squares = [(block @ directions).square().sum(1).double() @ wide for _, block in blocks]
-        return np.asarray(torch.cat(squares).numpy())
+        if self._energies is not None:
+            return np.asarray(self._energies[train] @ weights)
+        found = [energies.double() @ torch.from_numpy(weights) for energies in self._energy_blocks(train)]
+        return np.asarray(torch.cat(found).numpy())
+
+    @cached_property
+    def _energies(self) -> NDArray[np.float32] | None:
+        """Σ_c (v_r·φ_c)² of all training images, [N, r], if it is small: then another λ is one product with it."""
+        is_small = 4 * len(self) * len(self.eigenvalues) <= KEPT_BYTES
+        return torch.cat(list(self._energy_blocks(EVERY))).numpy() if is_small else None
+
+    def _energy_blocks(self, train: slice) -> Iterator[Tensor]:
+        """Yield Σ_c (v_r·φ_c)² of some training images in blocks, [b, r]."""
+        directions = torch.from_numpy(self.directions)
+        for _, block in self.features.blocks(range(len(self))[train]):
+            yield (block @ directions).square_().sum(1)
 
 
 def fit_pooled(features: CopyFeatures, scored: CopyFeatures | None = None) -> PooledKernel:
