@@ -16,7 +16,7 @@ PROGRAM = ROOT / "benchmarks" / "paper"
 WRITTEN = {
     "interpolation": ("interpolation.md", "interpolation-validation-10.png", "interpolation-generated-100.png"),
     "copies": ("copies.md",),
-    "timesteps": ("timesteps.md", "cost-of-timesteps.png"),
+    "timesteps": ("timesteps.md",),
     "mixtures": ("mixtures.md",),
     "retraining": ("retraining.md",),
     "outputs": ("outputs.md",),

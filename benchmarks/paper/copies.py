@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from drawings import Choice, Drawing, cost_figure
 from findings import Finding
 from study import MISSING, Array, Measured, Study
 from torch import Tensor
@@ -57,20 +56,17 @@ def copies(study: Study) -> Finding:
 
 
 def timesteps(study: Study) -> Finding:
-    """LDS against cost for few and many timesteps, with λ by rule; for step-trak also with the best λ."""
-    rows, choices = list[list[Entry]](), list[Choice]()
+    """Few and many timesteps, with λ by rule; for step-trak also with the best λ."""
+    rows = list[list[Entry]]()
     for k in TIMESTEPS:
         found = [study.measure(METHODS, queries=kind, timesteps=k, damping="auto") for kind in study.query_kinds]
         best = [study.measure(METHODS[-1:], queries=kind, timesteps=k) for kind in study.query_kinds]
         for method in METHODS:
-            seconds = study.seconds(method, timesteps=k)
             ways = [MISSING if method not in one else one[method].cell for one in best]
             cells = [cell for one, way in zip(found, ways, strict=True) for cell in (one[method].cell, way)]
-            rows.append([f"{method}, K = {k}", *cells, Cell(seconds, f"{seconds:.1f}")])
-            choices.append(Choice(method, f"K = {k}", found[0][method], seconds))
+            rows.append([f"{method}, K = {k}", *cells])
     heads = [f"{kind}, λ {way}" for kind in study.query_kinds for way in ("auto", "best")]
-    yield Table(["method", *heads, "seconds"], rows, "Timesteps and what they cost")
-    yield Drawing("cost-of-timesteps", cost_figure(choices, f"{METHODS[-1]}, K = 10"))
+    yield Table(["method", *heads], rows, "How many timesteps")
 
 
 def scores_of_ways(rows: Rows, kinds: list[str]) -> dict[str, dict[str, Curves]]:
