@@ -32,7 +32,6 @@ Id = str | int
 # So many images share a pass that their activations have about this size. Larger passes would hardly be more efficient.
 SHARED_PASS_BYTES = 256 << 20
 MOST_SHARED_IMAGES = 32
-LEAST_SHARED_COPIES = 20  # in a pass with a projection that has shortcuts: with fewer, some CPU cores have no work
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,7 @@ class Featurizer:
     def _choose_batch_size(self, bytes_per_copy: int, wanted: int | None) -> int:
         largest = 0 if self.projection.has_shortcuts else 4 * max(value.numel() for value in self.parameters.values())
         fitting = SHARED_PASS_BYTES // (bytes_per_copy * len(self.timesteps) + largest)
-        copies = min(LEAST_SHARED_COPIES, self.copies_at_once) if self.projection.has_shortcuts else 1
-        return wanted or max(1, copies // len(self.timesteps), min(fitting, MOST_SHARED_IMAGES))
+        return wanted or max(1, min(fitting, MOST_SHARED_IMAGES))
 
     def _take_one_at_a_time(self, wanted: int | None) -> None:
         """Put only one image, or one copy, in each pass, because hooks fail for this network."""
