@@ -32,7 +32,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outcome = run_dtrak(
         "evaluate", "lds", "run", "--method", "all", "--encoder", "clip", "--ensemble-size", "2",
         "--subsets", "8", "--seeds", "2", "--output-timesteps", "5", "--output-noises", "1", "--validation-count", "6",
-        "--keep-models", "--engine", "process", "--table", "table.csv", *QUICK, cwd=folder,
+        "--keep-models", "--engine", "process", "--table", "table.csv", "--damping", "chosen", *QUICK, cwd=folder,
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
     (folder / "out").write_text(outcome.out)
@@ -168,7 +168,7 @@ def test_journeys_and_ensembles_answer_for_generated_pictures(evaluated: Path) -
         (("--benchmark", "run/benchmark", "--table", "table.pdf"), "table.pdf"),
         (("--benchmark", "run/benchmark", "--engine", "cloud"), "unknown engine 'cloud'"),
         (("nowhere",), "nowhere is not a run"),
-        (("run", "--subsets", "3"), "subsets 3: too few to choose the damping"),
+        (("run", "--subsets", "3", "--damping", "chosen"), "subsets 3: too few to choose the damping"),
         (("run", "--projection", "dens"), "unknown projection 'dens'"),
         (("run", "--method", "trak", "--objective", "avg"), "trak does not take the objective 'avg'"),
         (("run", "--method", "clip-dot", "--encoder", "nowhere"), "no encoder 'nowhere'"),
