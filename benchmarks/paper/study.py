@@ -87,14 +87,14 @@ class Study:
             for name, one in content.items()
         }
 
-    def features(self, objectives: Sequence[str], **settings: Any) -> dict[str, dict[str, Array]]:
-        """{"train" or a kind of queries: {objective: [rows, k]}}; objectives share their forward passes."""
+    def features(self, objectives: Sequence[str], apart: bool = False, **settings: Any) -> dict[str, dict[str, Array]]:
+        """{"train" or a kind of queries: {objective: [rows, k], or [rows, C, k] apart}}; forward passes are shared."""
         wanted, cache = _settings(settings).features, self.cache(None, **settings)
         sets = {"train": self.benchmark.train} | {kind: self.benchmark.queries(kind) for kind in self.query_kinds}
         found = {}
         for name, images in sets.items():
             folder = "train" if name == "train" else f"queries-{images.fingerprint[:8]}"
-            stores = featurize(self.model, images, objectives, wanted, cache, folder)
+            stores = featurize(self.model, images, objectives, wanted, cache, folder, apart=apart)
             found[name] = {objective: store.numpy() for objective, store in stores.items()}
         return found
 
@@ -127,13 +127,8 @@ class Study:
         """
 
         def ask() -> str:
-            wanted, cache = _settings(settings).features, self.cache(None, **settings)
-            sets = {"train": self.benchmark.train} | {kind: self.benchmark.queries(kind) for kind in self.query_kinds}
-            rows = {}
-            for name, images in sets.items():
-                folder = "train" if name == "train" else f"queries-{images.fingerprint[:8]}"
-                stores = featurize(self.model, images, [objective], wanted, cache, folder, apart=True)
-                rows[name] = stores[objective].numpy()
+            found = self.features([objective], apart=True, **settings)
+            rows = {name: of_set[objective] for name, of_set in found.items()}
             answers: dict[str, dict[str, Any]] = {}
             made = scores(rows, self.query_kinds)
             for kind in self.query_kinds:
