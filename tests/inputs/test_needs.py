@@ -115,7 +115,7 @@ def test_all_is_every_method_where_nothing_is_lacking(
         of_model
         + of_mixed_trak
         + of_step_trak
-        + [f"step-{step}/{name}-simple" for step in (1, 2) for name in ("queries", "train")]
+        + [f"step-{step}/{one}-simple{of}" for step in (1, 2) for one in ("queries", "train") for of in ("", "-copies")]
         + [f"subset-00{subset}-seed-0/{name}" for subset in (0, 1) for name in of_model]
     )
     alone = dtrak.attribute(tiny.unet(), TRAIN, method="journey-trak", **everything, **QUICK)

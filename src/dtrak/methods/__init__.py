@@ -31,6 +31,7 @@ from dtrak.methods.similarity import (
     GRADIENT_DOT,
     RAW_PIXEL_COSINE,
     RAW_PIXEL_DOT,
+    RETRAC,
     TRACIN,
 )
 from dtrak.registry import Registry
@@ -45,6 +46,7 @@ _OWN = (
     GRADIENT_COSINE,
     TRACIN,
     GAS,
+    RETRAC,
     TRAK,
     D_TRAK,
     MIXED_TRAK,
