@@ -21,7 +21,7 @@ from tiny_benchmark import GENERATED, TRAIN, VALIDATION, random_halves, write_be
 
 QUERIES = VALIDATION.select([3, 0, 2])
 FROM_GRADIENTS = ["trak", "relative-if", "renormalized-if", "gradient-dot", "gradient-cosine", "d-trak"]
-NEED_NOTHING_MORE = ["random", "raw-pixel-dot", "raw-pixel-cosine", *FROM_GRADIENTS, "mixed-trak", "step-trak"]
+NEED_NOTHING_MORE = ["random", "raw-pixel-dot", "raw-pixel-cosine", "nda", *FROM_GRADIENTS, "mixed-trak", "step-trak"]
 QUICK: dict[str, Any] = {"timesteps": 1, "projection_dim": 64}
 
 

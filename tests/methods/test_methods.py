@@ -45,7 +45,7 @@ ENSEMBLES = ("trak-ensemble", "d-trak-ensemble")
 OUTCOMES = ("empirical-influence", "datamodel", "datamodel-lasso")
 JOURNEYS = ("journey-trak", "journey-trak-ensemble")
 COPIES = ("step-trak",)  # tests/gradients/test_noised_copies.py
-SUCCESSORS = ("retrac",)  # test_successors.py
+SUCCESSORS = ("retrac", "nda")  # test_successors.py
 
 
 # one model
@@ -320,7 +320,7 @@ def test_a_duplicate_of_the_query_is_its_top_proponent(checkpoints: Path, benchm
         tiny.unet(),
         TRAIN,
         TRAIN.select([4, 0, 7]),
-        method=[*SIMILARITY, *CHECKPOINTS, *KERNEL, *ENSEMBLES, *SUCCESSORS],
+        method=[*SIMILARITY, *CHECKPOINTS, *KERNEL, *ENSEMBLES, "retrac"],
         checkpoints=checkpoints,
         checkpoint_count=2,
         retrained=benchmark,

@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 import dtrak
 import tiny
-from definitions import EXACT, QUERIES, Array, assert_close, exact_gradient
+from definitions import EXACT, QUERIES, Array, assert_close, exact_gradient, schedule
+from dtrak.methods import patches
 from dtrak.models import ddpm
+from dtrak.noise import gaussian
 from tiny_benchmark import TRAIN
 
 STEPS = (250, 750)  # the middles of two equal intervals
@@ -56,3 +60,70 @@ def test_retrac_has_its_own_way_with_copies_whatever_step_trak_is_asked_for(tmp_
         for more in ({}, {"kernel": "per-copy", "length": "own"})
     )
     np.testing.assert_array_equal(plain.values, changed.values)
+
+
+# NDA
+
+
+def posterior_of_patches(clean: Array, train: Array, t: int, side: int, scale: int) -> Array:
+    """Σ over places of the weights of all training patches for one noised copy, [N]: plain loops in float64."""
+    signal, sigma = schedule()[t] ** 0.5, (1 - schedule()[t]) ** 0.5
+    noised = signal * clean + sigma * gaussian(tiny.SHAPE, 0, t, 0).double().numpy()
+
+    def patches_of(image: Array) -> dict[tuple[int, int], Array]:
+        """Patches by place; NaN beyond the border."""
+        height, width = image.shape[1] // scale, image.shape[2] // scale
+        small = image.reshape(-1, height, scale, width, scale).mean((2, 4)) * scale
+        padded = np.pad(small, ((0, 0), (side // 2,) * 2, (side // 2,) * 2), constant_values=np.nan)
+        return {(i, j): padded[:, i : i + side, j : j + side] for i in range(height) for j in range(width)}
+
+    of_images = [patches_of(signal * image) for image in train]
+    totals = np.zeros(len(train))
+    asked = patches_of(noised)
+    for patch in asked.values():
+        weights = np.zeros(len(train))
+        for n, found in enumerate(of_images):
+            for other in found.values():
+                if (np.isnan(patch) == np.isnan(other)).all():
+                    weights[n] += np.exp(-np.nansum((patch - other) ** 2) / (2 * sigma**2))
+        totals += weights / weights.sum() / len(asked)
+    return totals
+
+
+def test_nda_is_the_posterior_of_training_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With blocks as small as they can be, and a probability that is shared among all training images."""
+    train, queries = (images.tensor(range(len(images))).double().numpy() for images in (TRAIN, QUERIES))
+    expected = [
+        [
+            np.mean([posterior_of_patches(clean, train, t, 3, scale) for scale in (1, 2)], axis=0)
+            for t in (STEPS[0], STEPS[1])
+        ]
+        for clean in queries
+    ]
+    found = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="nda", timesteps=2)
+    assert_close(found.values, np.mean(expected, axis=1))
+    np.testing.assert_allclose(found.values.sum(1), 1, rtol=1e-5)
+    for name in ("KEPT_BYTES", "PRODUCT_BYTES"):
+        monkeypatch.setattr(patches, name, 1)
+    again = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="nda", timesteps=2)
+    np.testing.assert_allclose(again.values, found.values, rtol=1e-4)
+
+
+def test_nda_finds_the_image_that_a_query_is_a_part_of() -> None:
+    """With little noise, all patches of an image come from this image."""
+    found = dtrak.attribute(tiny.unet(), TRAIN, TRAIN.select([4, 0, 7]), method="nda", timesteps="20,")
+    assert found.values.argmax(1).tolist() == [4, 0, 7]
+
+
+def test_nda_does_not_look_at_the_network() -> None:
+    one, other = (
+        dtrak.attribute(tiny.unet(seed=seed), TRAIN, QUERIES, method="nda", timesteps=2, noise="per-image")
+        for seed in (0, 1)
+    )
+    np.testing.assert_array_equal(one.values, other.values)
+    assert not np.array_equal(one.values, dtrak.attribute(tiny.unet(), TRAIN, QUERIES, "nda", timesteps=2).values)
+
+
+@pytest.mark.parametrize(("side", "pixels"), [(8, 3), (16, 3), (32, 7), (64, 13)])
+def test_patches_grow_with_the_image(side: int, pixels: int) -> None:
+    assert patches.side_of(torch.zeros(1, 3, side, side)) == pixels

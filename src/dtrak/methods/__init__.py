@@ -21,6 +21,7 @@ from dtrak.methods.kernel import (
     TRAK_ENSEMBLE,
 )
 from dtrak.methods.method import Method
+from dtrak.methods.patches import NDA
 from dtrak.methods.random_scores import RANDOM
 from dtrak.methods.retraining import DATAMODEL, DATAMODEL_LASSO, EMPIRICAL_INFLUENCE
 from dtrak.methods.similarity import (
@@ -42,6 +43,7 @@ _OWN = (
     RAW_PIXEL_COSINE,
     CLIP_DOT,
     CLIP_COSINE,
+    NDA,
     GRADIENT_DOT,
     GRADIENT_COSINE,
     TRACIN,
