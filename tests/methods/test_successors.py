@@ -10,7 +10,14 @@ import torch
 
 import dtrak
 import tiny
-from definitions import EXACT, QUERIES, Array, assert_close, exact_gradient, schedule
+from definitions import EXACT, QUERIES, Array, assert_close, exact_gradient, loss, schedule
+from dtrak.attribution.preparing import prepare
+from dtrak.attribution.scoring import DampedScores, scores_for
+from dtrak.features.inputs import model_inputs
+from dtrak.features.residuals import residuals_of
+from dtrak.features.settings import FeatureSettings
+from dtrak.inputs.settings import Settings
+from dtrak.kernels.damping import Damping
 from dtrak.methods import patches
 from dtrak.models import ddpm
 from dtrak.noise import gaussian
@@ -127,3 +134,43 @@ def test_nda_does_not_look_at_the_network() -> None:
 @pytest.mark.parametrize(("side", "pixels"), [(8, 3), (16, 3), (32, 7), (64, 13)])
 def test_patches_grow_with_the_image(side: int, pixels: int) -> None:
     assert patches.side_of(torch.zeros(1, 3, side, side)) == pixels
+
+
+# DAS
+
+
+def test_das_is_the_squared_change_of_the_output_without_the_image() -> None:
+    model, damping = tiny.unet(), 1e-4
+    train, queries = (gradients_of_copies(model, images, "avg", SMALL) for images in (TRAIN, QUERIES))
+    clean, expected = TRAIN.tensor(range(len(TRAIN))), np.zeros((len(QUERIES), len(TRAIN)))
+    for copy, t in enumerate(STEPS):
+        features = train[:, copy]
+        inverse = np.linalg.inv(features.T @ features + damping * np.eye(features.shape[1]))
+        for n, feature in enumerate(features):
+            with torch.no_grad():
+                residual = float(loss(model, [(clean[n], t, 0)])) ** 0.5
+            for x, query in enumerate(queries[:, copy]):
+                change = query @ inverse @ feature * residual / (1 - feature @ inverse @ feature)
+                expected[x, n] += change**2 / len(STEPS)
+    asked = EXACT | {"damping": f"absolute:{damping}"}
+    found = dtrak.attribute(model, TRAIN, QUERIES, method="das", parameters=SMALL, **asked)
+    assert_close(found.values, expected)
+
+
+def test_residuals_are_kept_and_belong_to_their_noise(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"method": "das", "cache": tmp_path, "parameters": SMALL, "timesteps": 2}
+    first, again = (dtrak.attribute(tiny.unet(), TRAIN, QUERIES, **asked).values for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert len(list(tmp_path.glob("residuals-*.npy"))) == 1
+    inputs = model_inputs(tiny.unet(), TRAIN)
+    for settings in (FeatureSettings(timesteps=2, seed=1), FeatureSettings(timesteps=2, noise="per-image")):
+        residuals_of(tiny.unet(), inputs, settings, tmp_path)
+    assert len(list(tmp_path.glob("residuals-*.npy"))) == 3
+
+
+def test_the_sum_of_squared_scores_is_taken_query_by_query(tmp_path: Path) -> None:
+    task, (das,) = prepare(tiny.unet(), TRAIN, QUERIES, ["das"], Settings(timesteps=2, parameters=SMALL), tmp_path)
+    scored = DampedScores.of(task, das)
+    (whole,) = scores_for(task, das, [Damping.parse(0.1)])
+    np.testing.assert_allclose(scored.scores(Damping.parse(0.1)), whole, rtol=1e-5)
+    np.testing.assert_allclose(scored.total(Damping.parse(0.1)), whole.sum(0), rtol=1e-5)

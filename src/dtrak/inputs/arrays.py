@@ -114,7 +114,7 @@ class KernelPart:
         return replace(self, coordinates=self.coordinates[queries], chosen=train)
 
     def summed(self) -> "KernelPart":
-        """Replace the queries with their sum. Scores are linear, so its scores are the sums of theirs."""
+        """Replace the queries with their sum. If scores are linear, its scores are the sums of theirs."""
         return replace(self, coordinates=self.coordinates.sum(0, keepdims=True))
 
 

@@ -11,6 +11,7 @@ from dtrak.kernels.damping import Damping
 from dtrak.methods.kernel import (
     D_TRAK,
     D_TRAK_ENSEMBLE,
+    DAS,
     JOURNEY_TRAK,
     JOURNEY_TRAK_ENSEMBLE,
     MIXED_TRAK,
@@ -55,6 +56,7 @@ _OWN = (
     STEP_TRAK,
     RELATIVE_IF,
     RENORMALIZED_IF,
+    DAS,
     JOURNEY_TRAK,
     TRAK_ENSEMBLE,
     D_TRAK_ENSEMBLE,
