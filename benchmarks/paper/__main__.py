@@ -22,6 +22,7 @@ import copies
 import findings
 import noise
 import page
+import successors
 from drawings import Drawing
 from study import Study
 
@@ -46,6 +47,7 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "recommended-100": choices.recommended_100,
     "copies": copies.copies,
     "timesteps": copies.timesteps,
+    "successors": successors.successors,
     "mixtures": choices.mixtures,
     "projections": choices.projections,
     "parameters": choices.parameters,
