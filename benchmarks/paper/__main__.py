@@ -46,6 +46,7 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "recommended-100": choices.recommended_100,
     "copies": copies.copies,
     "timesteps": copies.timesteps,
+    "variants": copies.variants,
     "mixtures": choices.mixtures,
     "projections": choices.projections,
     "parameters": choices.parameters,
