@@ -22,6 +22,7 @@ import copies
 import findings
 import noise
 import page
+import successors
 from drawings import Drawing
 from study import Study
 
@@ -47,6 +48,7 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "copies": copies.copies,
     "timesteps": copies.timesteps,
     "variants": copies.variants,
+    "successors": successors.successors,
     "mixtures": choices.mixtures,
     "projections": choices.projections,
     "parameters": choices.parameters,
