@@ -213,7 +213,7 @@ def test_queries_that_the_benchmark_does_not_know_are_refused_for_their_losses_a
 
 def test_only_so_many_subsets_and_models_count(everything: dict[str, Any], tmp_path: Path) -> None:
     """A comparison fits on the first subsets and reports on the others; an ensemble has a size."""
-    outcomes = dtrak.attribute(tiny.unet(), TRAIN, method="empirical-influence", subsets=5, **everything)
+    outcomes = dtrak.attribute(tiny.unet(), TRAIN, method="empirical-influence", retrained_count=5, **everything)
     masks = np.load(everything["retrained"] / "masks.npy")[:5]
     losses = np.load(everything["retrained"] / "generated_losses.npy").mean(1)[:5]
     for query, image in np.ndindex(3, 12):
@@ -232,7 +232,7 @@ def test_only_so_many_subsets_and_models_count(everything: dict[str, Any], tmp_p
 def test_models_of_later_subsets_do_not_count_among_the_first(tmp_path: Path) -> None:
     folder = write_benchmark(tmp_path / "bench", {"subset-005-seed-0": tiny.unet()})
     with pytest.raises(UsageError, match="--keep-models"):
-        dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="trak-ensemble", retrained=folder, subsets=3, **QUICK)
+        dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="trak-ensemble", retrained=folder, retrained_count=3, **QUICK)
 
 
 def test_folders_can_be_given_as_text(everything: dict[str, Any]) -> None:

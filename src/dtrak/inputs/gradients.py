@@ -182,7 +182,7 @@ def members(task: Task, models: Models) -> list[Path | None]:
             return [*evenly_spaced(task.settings.checkpoints, task.settings.checkpoint_count)]
         case "retrained":
             benchmark = benchmark_of(task)
-            subsets = task.settings.subsets or len(benchmark.masks)
+            subsets = task.settings.retrained_count or len(benchmark.masks)
             found = [path for subset, path in benchmark.retrained.items() if subset < subsets]
             if not found:
                 raise UsageError(f"{benchmark.folder} did not keep its retrained models: make it with --keep-models")
