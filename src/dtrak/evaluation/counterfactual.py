@@ -5,7 +5,8 @@ seed, and it draws again from the query's seed. For the original x and the count
 
     ℓ2 = ‖x − x′‖₂ over pixels in [−1, 1],        cosine = e(x)·e(x′) / (‖e(x)‖ ‖e(x′)‖) of an encoder's embeddings e
 
-For latent models, ℓ2 is the distance of the pictures' latents. The further apart x and x′ are, the better the scores.
+For latent models, ℓ2 is the distance of the modes of the pictures' latents, without the scaling factor that the network
+sees. The further apart x and x′ are, the better the scores.
 At a timestep t of the trajectory, x and x′ are the two models' estimates x̂_0(x_t) of the finished picture, each from
 the x_t of its own trajectory.
 
@@ -92,7 +93,7 @@ def evaluate_counterfactual(
                 "train": len(redrawing.run.train_images),
                 "removed": redrawing.remove,
                 "retrainings": len(np.unique(which[rows])),
-                "distances": "pixels in [−1, 1]" if redrawing.model.autoencoder is None else "latents",
+                "distances": "pixels in [−1, 1]" if redrawing.model.autoencoder is None else "unscaled latents",
                 "encoder": encoder.name,
                 "ddim_steps": redrawing.ddim_steps,
                 "scores": dict(score_settings),
