@@ -318,7 +318,7 @@ FAULTS = {
     "--remove 0": "'--remove': '0' is not a whole number from 1 on",
     "--remove 60": "remove 60: give a number from 1 to 59, as digits:train has 60 images",
     "--count 5": "count 5: run/generated holds 4 pictures (`dtrak generate run --count 5`)",
-    "--step 401": "step 401: 5 steps of DDIM pass through 800, 600, … 0",
+    "--step 1000": "step 1000: 5 steps of DDIM pass through 800, 600, … 0",
     "--step 400,soon": "step 'soon': give a timestep such as 400, or several: 400,300",
     "--method d-track": "unknown method 'd-track': choose from random, ",
     "--table t.doc": "cannot write a table to t.doc: its ending has to be one of .csv, .md, .tex, .txt",

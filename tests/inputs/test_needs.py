@@ -26,9 +26,10 @@ QUICK: dict[str, Any] = {"timesteps": 1, "projection_dim": 64}
 
 
 def stores(folder: Path) -> list[str]:
-    """The stores below a cache folder, without what tells one set of queries from another."""
+    """The stores below a cache folder, without what tells one set of queries, or one model, from another."""
     return sorted(
-        re.sub(r"-[0-9a-f]{8}-", "-", str(path.parent.relative_to(folder))) for path in folder.rglob("manifest.json")
+        re.sub(r"-[0-9a-f]{8}(?=[-/])", "", str(path.parent.relative_to(folder)))
+        for path in folder.rglob("manifest.json")
     )
 
 
@@ -223,7 +224,7 @@ def test_only_so_many_subsets_and_models_count(everything: dict[str, Any], tmp_p
             assert outcomes.values[query, image] == pytest.approx(expected, rel=1e-4, abs=1e-6)
     one, first, both = (
         dtrak.attribute(tiny.unet(), TRAIN, method="trak-ensemble", cache=tmp_path, **few, **everything, **QUICK).values
-        for few in ({"ensemble_size": 1}, {"subsets": 1}, {})
+        for few in ({"ensemble_size": 1}, {"retrained_count": 1}, {})
     )
     np.testing.assert_array_equal(one, first)
     assert not np.allclose(one, both)
@@ -232,7 +233,9 @@ def test_only_so_many_subsets_and_models_count(everything: dict[str, Any], tmp_p
 def test_models_of_later_subsets_do_not_count_among_the_first(tmp_path: Path) -> None:
     folder = write_benchmark(tmp_path / "bench", {"subset-005-seed-0": tiny.unet()})
     with pytest.raises(UsageError, match="--keep-models"):
-        dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="trak-ensemble", retrained=folder, retrained_count=3, **QUICK)
+        dtrak.attribute(
+            tiny.unet(), TRAIN, QUERIES, method="trak-ensemble", retrained=folder, retrained_count=3, **QUICK
+        )
 
 
 def test_folders_can_be_given_as_text(everything: dict[str, Any]) -> None:

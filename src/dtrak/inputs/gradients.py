@@ -247,7 +247,8 @@ def _featurize(
     model, path = task.model, members(task, kind.models)[member]
     settings = task.settings.features
     if path is not None:
-        model, folder = _loaded(task, path), folder / path.name
+        model = _loaded(task, path)
+        folder = folder / f"{path.name}-{model.fingerprint[:8]}"  # models of several folders can have the same name
         settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
     if draws is not None:
         settings = replace(settings, draws=draws)
