@@ -27,6 +27,7 @@ from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.methods import get_method
 from dtrak.models import load_model
 from dtrak.noise import stable_hash
+from dtrak.runs.run import RETRAINED
 from dtrak.tables import Cell
 
 ENCODER = "efficientnet-lite0"  # comes with the installation
@@ -73,6 +74,12 @@ class Study:
     def checkpoints(self) -> dict[str, Path]:
         """The setting with which methods that need checkpoints find them, where there are some."""
         return {} if self.run is None else {"checkpoints": self.run / "checkpoints"}
+
+    @property
+    def others(self) -> Benchmark | None:
+        """The run's models that methods learn from, where `dtrak evaluate retrain` has made some."""
+        folder = None if self.run is None else self.run / RETRAINED
+        return Benchmark.open(folder) if folder is not None and (folder / "masks.npy").exists() else None
 
     def measure(self, methods: Sequence[str], model: Path | None = None, **settings: Any) -> dict[str, Measured]:
         """The LDS of each method, by `compare`; the paper takes the best damping in hindsight, and so does this."""
