@@ -20,6 +20,7 @@ from pathlib import Path
 
 import choices
 import copies
+import facts
 import findings
 import noise
 import page
@@ -52,6 +53,8 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "parameters": choices.parameters,
     "dampings": choices.dampings,
     "costs": choices.costs,
+    "seeds": facts.seeds,
+    "directions": facts.directions,
     "many-timesteps": findings.many_timesteps,
 }
 
