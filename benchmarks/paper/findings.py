@@ -172,7 +172,7 @@ def pictures(study: Study) -> Finding:
     train, queries = study.benchmark.train, study.benchmark.queries(study.query_kinds[-1])
     scores = attribute(study.model, train, queries, KERNELS, cache=study.cache(None, timesteps=10), timesteps=10)
     yield Drawing("proponents", proponents_and_opponents(scores, train, queries.select(range(SHOWN))))
-    yield Drawing("self-influence", self_influence(scores["d-trak"], train))
+    yield Drawing("self-influence", self_influence(scores["d-trak"], train, each=5, least=3))
     labels, asked = (one.columns["label"] for one in (train, study.benchmark.queries("validation")))
     rows: list[list[Entry]] = []
     for method in ("raw-pixel-cosine", *KERNELS, "mixed-trak"):
