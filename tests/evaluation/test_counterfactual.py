@@ -185,6 +185,10 @@ def test_the_command_finds_what_retraining_by_hand_finds(run: Run) -> None:
             assert (of_name["median"], of_name["quartiles"]) == (pytest.approx(median), pytest.approx([low, high]))
         assert rows[1 + index].split(",")[0] == method
         assert float(rows[1 + index].split(",")[1]) == pytest.approx(of_method["l2"]["median"])
+        if method != "random":
+            more = np.subtract(*(found["methods"][one]["l2"]["per_query"] for one in (method, "random")))
+            expected = [more.mean(), abs(more[0] - more[1]) / 2]  # of two differences, the standard error is half of it
+            assert [float(one) for one in rows[1 + index].split(",")[-2:]] == pytest.approx(expected)
     for name in ("boxplots.png", "pictures.png"):
         with Image.open(folder / name) as image:
             image.verify()
