@@ -130,27 +130,30 @@ def loss_gap(study: Study) -> tuple[float, float]:
 
 def _losses(study: Study, images: Images, steps: tuple[int, ...]) -> Tensor:
     """The training loss of each image at each timestep, [images, timesteps]."""
-    model, clean = study.model, images.tensor(range(len(images)))
+    model = study.model
+    clean = images.tensor(range(len(images))).to(model.device)
     drawn = Copies(steps, draws=4, noise="per-image", of=images.fingerprint)
-    noises = torch.stack([drawn.noises(model.shape, image) for image in images.ids.tolist()])  # [N, 40, C, H, W]
+    noises = torch.stack([drawn.noises(model.shape, image) for image in images.ids.tolist()])
+    noises = noises.to(model.device)  # [N, 40, C, H, W]
     found = []
     for copy, (timestep, _) in enumerate(drawn.pairs()):
-        at = torch.full((len(clean),), timestep)
+        at = torch.full((len(clean),), timestep, device=model.device)
         with torch.no_grad():
             predicted = model.predict_target(model.add_noise(clean, noises[:, copy], at), at, {})
         target = model.target(clean, noises[:, copy], at)
-        found.append(get_objective("simple")(predicted, target, torch.ones(len(clean))))
+        found.append(get_objective("simple")(predicted, target, torch.ones(len(clean))).cpu())
     return torch.stack(found, 1).unflatten(1, (len(steps), 4)).mean(2)
 
 
 def shared_direction(study: Study, objective: str) -> float:
     """‖mean_n u_n‖² ÷ mean_n ‖u_n‖² over training images, the mean over ten copies: 1 if u is the same for all."""
     model, images = study.model, study.benchmark.train.first(IMAGES_OF_U)
-    clean = images.tensor(range(len(images)))
+    clean = images.tensor(range(len(images))).to(model.device)
     drawn = Copies(select_timesteps(10, model.timesteps, middles=True))
     found = []
-    for timestep, noise in zip(drawn.timesteps, drawn.noises(model.shape, None), strict=True):
-        steps, same = torch.full((len(clean),), timestep), noise.expand_as(clean)
+    for timestep, noise in zip(drawn.timesteps, drawn.noises(model.shape), strict=True):
+        steps = torch.full((len(clean),), timestep, device=model.device)
+        same = noise.to(model.device).expand_as(clean)
         with torch.no_grad():
             predicted = model.predict_target(model.add_noise(clean, same, steps), steps, {})
         u = _gradient(get_objective(objective), predicted, model.target(clean, same, steps))
@@ -161,6 +164,6 @@ def shared_direction(study: Study, objective: str) -> float:
 def _gradient(objective: Callable[..., Tensor], predicted: Tensor, noise: Tensor) -> Tensor:
     """∂ℓ/∂ε_θ of each image, [B, …]: its direction u, but for a factor."""
     output = predicted.clone().requires_grad_()
-    objective(output, noise, torch.ones(len(output))).sum().backward()
+    objective(output, noise, torch.ones(len(output), device=output.device)).sum().backward()
     assert output.grad is not None
     return output.grad.flatten(1)

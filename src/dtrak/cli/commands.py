@@ -139,6 +139,7 @@ def attribute(
     prompt: options.PromptTemplate = None,
     train_source: options.Train = None,
     size: options.Size = None,
+    checkpoint: options.Checkpoint = None,
     damping: options.Damping = None,
     device: options.Device = None,
 ) -> None:
@@ -155,16 +156,17 @@ def attribute(
             raise UsageError(
                 f"give a run ({run_folder}), or --model and --train (and --lora, --prompt, --size), not both"
             )
-        _attribute_run(run_folder, queries, out, scoring, device)
-    elif model is None or train_source is None or queries is None or out is None:
-        raise UsageError("give a run, or all of --model, --train, --queries and --out")
+        _attribute_run(run_folder, queries, out, checkpoint, scoring, device)
+    elif checkpoint is not None or model is None or train_source is None or queries is None or out is None:
+        raise UsageError("give a run (with or without --checkpoint), or all of --model, --train, --queries and --out")
     else:
         _attribute_model((model, lora, prompt), train_source, queries, out, size, scoring, device)
 
 
 def _attribute_run(
-    run_folder: Path, queries: str | None, out: Path | None, scoring: Scoring, device: str | None
+    run_folder: Path, queries: str | None, out: Path | None, typed: str | None, scoring: Scoring, device: str | None
 ) -> None:
+    """Attribute a run, or the checkpoint of it that was typed."""
     from dtrak.files import check_not_read, check_writable
     from dtrak.runs.run import Run
 
@@ -176,24 +178,21 @@ def _attribute_run(
         )
     recipe = opened.recipe.attribution
     methods = scoring.method_names(scoring.settings(recipe), recipe.method)
-    out = out or run_folder / "scores.npz"
+    checkpoint = None if typed is None else opened.checkpoint(typed)
+    own = run_folder / "scores.npz"
+    out = out or own
+    if checkpoint is not None and out.resolve() == own.resolve():
+        raise UsageError(f"--checkpoint {typed}: give another file as --out, as {own} is of the final model")
     check_not_read(out, source, opened.recipe.data.train, run_folder / "recipe.yaml")
     check_writable(out)
 
     from dtrak.attribution.scores import save_scores
     from dtrak.runs.attributing import attribute_run, settings_of
 
-    scores = attribute_run(
-        opened,
-        opened.model(),
-        source,
-        methods,
-        scoring.settings(settings_of(opened)),
-        cache=scoring.cache,
-        device=options.chosen_device(device),
-        engine=scoring.engine,
-    )
-    if out != run_folder / "scores.npz":
+    settings, chosen = scoring.settings(settings_of(opened)), options.chosen_device(device)
+    asked = (opened, checkpoint or opened.model(), source, methods, settings)
+    scores = attribute_run(*asked, cache=scoring.cache, device=chosen, engine=scoring.engine)
+    if out != own:
         save_scores(out, scores)
     tell("The scores", out)
 

@@ -25,8 +25,13 @@ from dtrak.runs.attributing import features_folder, portable_settings, prepare_r
 from dtrak.runs.run import BENCHMARK, Run
 
 
-def benchmark_run(run: Run, settings: RetrainingSettings, engine: Engine, device: str) -> Benchmark:
-    """Retrain the run's model on random subsets, and measure its first validation images and generated pictures."""
+def benchmark_run(
+    run: Run, settings: RetrainingSettings, engine: Engine, device: str, name: str = BENCHMARK
+) -> Benchmark:
+    """Retrain the run's model on random subsets, and measure its first validation images and generated pictures.
+
+    `name` is the folder in the run's folder.
+    """
     queries: dict[str, Images] = {}
     if run.validation_images is not None:
         queries["validation"] = run.validation_images.first(settings.validation)
@@ -37,7 +42,7 @@ def benchmark_run(run: Run, settings: RetrainingSettings, engine: Engine, device
             f"{run.folder} has no queries: its recipe names no validation images, and it has no generated pictures "
             f"yet (`dtrak generate {run.folder}`)"
         )
-    folder = run.folder / BENCHMARK
+    folder = run.folder / name
     make_benchmark(run, folder, settings, engine, queries, device)
     return Benchmark.open(folder)
 
@@ -52,9 +57,10 @@ def check_benchmark_options(run: Run, queries: str, damping: str, subsets: int) 
         raise UsageError(f"subsets {subsets}: too few to choose the damping on one half and report on the other")
 
 
-def benchmark_features_folder(run: Run, settings: Settings) -> Path:
+def benchmark_features_folder(run: Run, settings: Settings, checkpoint: Path | None = None) -> Path:
     """Return the folder for features of the benchmark's images, which are copies of the run's images."""
-    return features_folder(run, settings, f"{BENCHMARK}-")
+    name = BENCHMARK if checkpoint is None else f"{BENCHMARK}-{checkpoint.name}"
+    return features_folder(run, settings, f"{name}-")
 
 
 def save_comparison(run: Run, comparison: Comparison) -> None:
