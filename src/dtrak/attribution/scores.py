@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import readable, write_bytes, write_text
+from dtrak.images.metadata import plain_column
 from dtrak.noise import stream
 from dtrak.spreadsheets import harmless, quoting
 
@@ -106,7 +107,7 @@ class Scores:
         if by not in self.columns:
             known = ", ".join(self.columns) or "none"
             raise UsageError(f"the training images have no column {by!r}: there is {known}")
-        return _plain(self.columns[by])
+        return plain_column(self.columns[by])
 
     def to_pandas(self, top: int | None = None) -> "pandas.DataFrame":
         """Return a line for each query and training image: query, rank, train, score and the columns of the image.
@@ -182,7 +183,7 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
         "query_ids": first.query_ids,
         "methods": np.array([one.method for one in every]),
     }
-    arrays |= {COLUMN + name: _plain(values) for name, values in first.columns.items()}
+    arrays |= {COLUMN + name: plain_column(values) for name, values in first.columns.items()}
     if any(one.self_influence is not None for one in every):
         unknown = np.full(len(first.train_ids), np.nan, dtype=np.float32)
         rows = [unknown if one.self_influence is None else one.self_influence for one in every]
@@ -266,13 +267,6 @@ def refuse_not_finite(
             f"{what}: {method} scores training image {train_ids[image]} for the query {query_ids[query]} with "
             f"{values[query, image]}, which is no score"
         )
-
-
-def _plain(column: NDArray[Any]) -> NDArray[Any]:
-    """Turn a column with gaps into text: an array of objects cannot be sorted, or stored without pickle."""
-    if column.dtype.kind != "O":
-        return column
-    return np.array(["" if value is None else str(value) for value in column])
 
 
 def _head(column: str) -> str:

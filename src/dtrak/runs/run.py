@@ -37,8 +37,12 @@ PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
 STATE = "training.safetensors"  # the state of an unfinished training
 BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
+LEFT_OUT = "left-out"  # the folder of models that were trained without a whole group
 # The folders in a run's folder. A new run is refused if one of these already holds files.
-FOLDERS = ("asked", "benchmark", "checkpoints", "counterfactual", "features", "generated", "latents", "lds", "model")
+FOLDERS = (
+    *("asked", "benchmark", "checkpoints", "counterfactual", "features", "generated", "latents", "lds", LEFT_OUT),
+    "model",
+)
 
 
 class AttributionFile(BaseModel):
