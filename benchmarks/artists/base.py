@@ -84,7 +84,7 @@ def main() -> None:
     scheduler = DDIMScheduler(**SCHEDULE, clip_sample=False, set_alpha_to_one=False, steps_offset=1)
     StableDiffusionPipeline(
         autoencoder, text_encoder, tokenizer, unet, scheduler, None, None, requires_safety_checker=False
-    ).save_pretrained(args.folder, safe_serialization=True)
+    ).to(torch.float16).save_pretrained(args.folder, safe_serialization=True)
 
 
 def captioned(source: str, path: Path) -> Images:
@@ -106,9 +106,8 @@ def make_tokenizer(folder: Path, captions: list[str]) -> CLIPTokenizer:
     learned.pre_tokenizer = Whitespace()
     trainer = BpeTrainer(vocab_size=5000, initial_alphabet=letters, end_of_word_suffix="</w>", show_progress=False)
     learned.train_from_iterator([*captions, *MORE_WORDS.split()], trainer)
-    merges = [
-        pair if isinstance(pair, str) else " ".join(pair) for pair in json.loads(learned.to_str())["model"]["merges"]
-    ]
+    pairs = json.loads(learned.to_str())["model"]["merges"]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
     words = [*letters, *(f"{one}</w>" for one in letters), *(pair.replace(" ", "") for pair in merges)]
     words += ["<|startoftext|>", "<|endoftext|>"]
     folder.mkdir(exist_ok=True)

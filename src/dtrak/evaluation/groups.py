@@ -2,16 +2,15 @@
 
     Δ_qg = mean over seeds of  L(x_q; trained without g) − L(x_q; trained on all)        L is L_Simple
 
-A model trained on all images is retrained with each seed as well, so that the two losses differ by the group alone. Each
-model also draws the generated pictures again, from their seeds and prompts. The result of each training is written when
-it finishes, under a name that depends on everything that was trained, so that the same training is never done twice.
+A model is also trained on all images with each seed, so that the two losses differ by the group alone. Each model draws
+the generated pictures again, from their seeds and prompts. The result of each training is written when it finishes,
+under a name that depends on everything that was trained, so that the same training is never done twice.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.jobs import Arrays, Outputs, Retraining, TrainingJob, read_arrays, run_jobs, threads_per_job
 from dtrak.evaluation.retraining import RetrainingSettings
-from dtrak.features.inputs import ModelInputs, model_inputs
+from dtrak.features.inputs import model_inputs
 from dtrak.features.trajectories import SEED, seeds_of
 from dtrak.files import alone_in, as_npz, clear_leftovers, write_bytes
 from dtrak.gradients.timesteps import select_timesteps
@@ -56,7 +55,7 @@ class LeftOut:
 def leave_groups_out(
     run: Run, by: str, settings: RetrainingSettings, engine: Engine, queries: Mapping[str, Images], device: str = "cpu"
 ) -> LeftOut:
-    """Train the run's model `settings.seeds` times without each group of the column `by`, and as often on all images."""
+    """Train the run's model without each group of the column `by`, and on all images, with each of the seeds."""
     groups, membership = groups_of(run.train_images, by)
     model = run.model().to(device)
     run.check_model_is_the_recipes(model)
