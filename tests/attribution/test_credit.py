@@ -28,7 +28,7 @@ def test_the_interval_of_one_picture_is_that_of_a_bootstrap_within_groups() -> N
     for _ in range(4000):
         sums = [random.choice(values[0, groups == g], (groups == g).sum()).sum() for g in range(3)]
         drawn.append(np.array(sums) / sum(sums))
-    assert found.T == pytest.approx(np.percentile(drawn, [2.5, 97.5], axis=0), abs=0.01)
+    assert pytest.approx(np.percentile(drawn, [2.5, 97.5], axis=0), abs=0.01) == found.T
 
 
 def test_a_group_of_one_image_or_without_credit_still_has_an_interval() -> None:
