@@ -21,9 +21,7 @@ class Chart:
     bars: list[tuple[Credit, float]]  # the largest groups, with their share of the training images
     others: list[Credit]  # the groups without a bar
     groups: list[tuple[str, float]]  # all groups, with their share of the training images in percent
-    by_query: list[
-        list[tuple[int, float, float, float]]
-    ]  # for each shown picture: index in `groups`, percents
+    by_query: list[list[tuple[int, float, float, float]]]  # for each shown picture: index in `groups`, percents
 
     @property
     def end(self) -> float:
