@@ -162,7 +162,7 @@ def new_lora_settings(lora: LoRA, unet: UNet2DConditionModel, source: str) -> di
 
 
 def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:
-    """Load a LoRA that names its pipeline, together with the pipeline."""
+    """Load a LoRA that names its pipeline, together with the pipeline, which may be a folder relative to the LoRA's."""
     base = None
     if (folder / LORA_DESCRIPTION).exists():
         about = read_config(folder, Path(LORA_DESCRIPTION), str(folder))
@@ -173,6 +173,8 @@ def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:
         raise UsageError(
             f"{folder} is a LoRA that does not name its pipeline: give the pipeline as the model, and this as its LoRA"
         )
+    if (folder / base).is_dir():  # relative to the LoRA, so that both can move together
+        base = str((folder / base).resolve())
     return load(local_folder(base), base, str(folder), template)
 
 
