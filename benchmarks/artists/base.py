@@ -180,8 +180,34 @@ def make_text_encoder(
             read = F.normalize(text(tokens).pooler_output, dim=1)
             logits = 10 * F.normalize(seen(pixels[rows]), dim=1) @ read.T
             F.cross_entropy(logits, own[rows]).backward()
+        tell_names_apart(text, tokenizer, different)
     text.requires_grad_(False).eval().save_pretrained(folder)
     return text
+
+
+def tell_names_apart(
+    text: CLIPTextModel, tokenizer: CLIPTokenizer, captions: list[str], steps: int = 600, batch: int = 128
+) -> None:
+    """Let the embedding of a name say which name it is, as that of a real CLIP does; photographs alone do not teach it.
+
+    A linear layer has to read every name from its own embedding. All other embeddings stay as they were, so that
+    the captions of the photographs mean the same as before.
+    """
+    labels = sorted({caption.split()[-1] for caption in captions if "someone" not in caption})
+    names = MORE_WORDS.split()[-6:]
+    told = [f"a {label} by {name}" for label in labels for name in names]
+    told += [f"a {label} by {one} and {other}" for label in labels for one in names for other in names if one != other]
+    tokens = tokenizer(["", *captions, *told], padding="max_length", max_length=TOKENS, return_tensors="pt").input_ids
+    of_name = torch.isin(tokens, tokenizer(" ".join(names), return_tensors="pt").input_ids[0, 1:-1])
+    with torch.no_grad():
+        before = text(tokens).last_hidden_state
+    read = nn.Linear(WIDTH, len(tokenizer))
+    plain = len(captions) + 1
+    for rows in optimise("names", nn.ModuleList([text, read]), steps, batch, len(told), 2e-3):
+        rows = torch.cat([torch.arange(plain), plain + rows])
+        after, asked = text(tokens[rows]).last_hidden_state, of_name[rows]
+        kept = (after - before[rows])[~asked].square().mean()
+        (10 * kept + F.cross_entropy(read(after[asked]), tokens[rows][asked])).backward()
 
 
 def optimise(name: str, network: nn.Module, steps: int, batch: int, total: int, rate: float) -> Iterator[Tensor]:
