@@ -7,6 +7,7 @@ that dtrak trained names its pipeline and its prompts in dtrak.json.
 """
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ from dtrak.models.text_encoders import ClipText
 logging.disable_progress_bar()  # loading is too short for a bar
 
 ADAPTER = "default"  # peft's name of a LoRA
+OTHER_SIZE = re.compile(  # torch's words for the first weight of another size
+    r"size mismatch for (\S+?)(?:\.default)?\.weight: .*?torch\.Size\(\[([\d, ]+)\]\).*?torch\.Size\(\[([\d, ]+)\]\)"
+)
 
 
 def new(base: str, lora: LoRA, template: str, shape: tuple[int, int, int], source: str) -> DiffusionModel:
@@ -201,6 +205,9 @@ def _load_lora_weights(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora:
         raise
     except Exception as error:  # damaged files, and pickles that hold more than tensors, raise errors of many kinds
         reason = " ".join(str(error).split()) or type(error).__name__
+        if other := OTHER_SIZE.search(reason):
+            layer, found, wanted = other.groups()
+            reason = f"its {layer} is [{found}], but must be [{wanted}]; it was made for another base model"
         raise UsageError(f"the LoRA {lora!r} does not fit {source!r}: {reason[:300]}") from error
     if not any(LORA in name for name, _ in unet.named_parameters()):
         raise UsageError(f"the LoRA {lora!r} has nothing for the U-Net of {source!r}")
