@@ -41,6 +41,7 @@ from dtrak.models.pipelines import (
 from dtrak.models.prompts import Prompts
 from dtrak.models.settings import LoRA
 from dtrak.models.text_encoders import ClipText
+from dtrak.progress import say
 
 logging.disable_progress_bar()  # loading is too short for a bar
 
@@ -201,6 +202,7 @@ def _load_lora_weights(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora:
             StableDiffusionLoraLoaderMixin.load_lora_into_text_encoder(
                 weights, text_encoder=encoder, prefix="text_encoder", **parts
             )
+            say(f"The LoRA {lora} also changes the text encoder: prompts are encoded with it, but scores leave it out")
     except DtrakError:
         raise
     except Exception as error:  # damaged files, and pickles that hold more than tensors, raise errors of many kinds
