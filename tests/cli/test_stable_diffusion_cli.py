@@ -148,3 +148,35 @@ def test_the_explorer_draws_from_a_prompt(own_run: Path) -> None:
         long = server.client.post("/api/ask", files={"seed": (None, "3"), "prompt": (None, "x" * 1001)})
         assert long.status_code == 422
         assert "1,000 characters" in long.json()["error"]
+
+
+CREDIT = "--seeds 2 --method raw-pixel-dot,d-trak --timesteps 2 --engine process"
+
+
+def test_credit_against_models_without_an_artist_trains_each_of_them_once(own_run: Path) -> None:
+    recipe = own_run / "recipe.yaml"
+    recipe.write_text(recipe.read_text() + "\nevaluation: {timesteps: 3, noises: 1, validation: 3}\n")
+    first = dtrak("evaluate", "credit", own_run, *CREDIT.split(), cwd=own_run.parent)
+    assert first.code == 0, first.err
+    assert "8 of 8 models to train" in first.err  # three artists and all images, with two seeds
+    kept = {path.name: path.stat().st_mtime_ns for path in (own_run / "left-out").glob("*.npz")}
+    found = json.loads((own_run / "credit.json").read_text())
+    assert [*found["methods"]] == ["raw-pixel-dot", "d-trak"]
+    assert (found["groups"], found["queries"], found["seeds"]) == (3, 3, 2)
+    again = dtrak("evaluate", "credit", own_run, *CREDIT.split(), "--queries", "validation", cwd=own_run.parent)
+    assert again.code == 0, again.err
+    assert "to train" not in again.err
+    assert {path.name: path.stat().st_mtime_ns for path in (own_run / "left-out").glob("*.npz")} == kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--by", "painter"], ["no column 'painter'", "artist"]),
+        (["--queries", "all"], ["'all'", "generated"]),
+    ],
+)
+def test_credit_cannot_be_evaluated_by_what_is_no_group(run: Path, arguments: list[str], words: list[str]) -> None:
+    outcome = dtrak("evaluate", "credit", run, *arguments, cwd=run.parent)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert all(word in outcome.err for word in words), outcome.err

@@ -16,13 +16,14 @@ from rich.table import Column, Table
 
 from dtrak import sigterm
 from dtrak.cli import evaluate, options
+from dtrak.cli.credit import credit
+from dtrak.cli.endings import INTERRUPTED, ended_by
 from dtrak.cli.scoring import Scoring, with_scoring
-from dtrak.errors import DtrakError, UsageError
+from dtrak.errors import UsageError
 from dtrak.printing import output, show, show_yaml, tell
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 app.add_typer(evaluate.app, name="evaluate")
-INTERRUPTED = 130  # the usual exit code after Ctrl-C
 
 
 @app.callback(epilog="For a first try, in a few minutes on two cores: dtrak demo")
@@ -238,6 +239,9 @@ def _attribute_model(
     tell("The scores", out)
 
 
+app.command()(credit)
+
+
 @app.command()
 def report(run_folder: options.RunFolder) -> None:
     """Write a page that shows the scores of a run.
@@ -365,33 +369,3 @@ def main() -> None:
             traceback.print_exc()
         code = ended_by(error)
     sys.exit(code)
-
-
-def ended_by(error: BaseException) -> int:
-    """Print one line on what has ended a command, and return the exit code."""
-    if sigterm.was_received():  # a library may have turned the signal into another error
-        sigterm.print_message_once()
-        return sigterm.TERMINATED
-    code, message = explained(error)
-    print(f"dtrak: {printable(' '.join(message.split()))}", file=sys.stderr)
-    return code
-
-
-def printable(line: str) -> str:
-    """Escape characters that control a terminal or that it cannot show, as \\x1b and so on."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
-
-
-def explained(error: BaseException) -> tuple[int, str]:
-    """Return the exit code and the one-line message for an error."""
-    match error:
-        case DtrakError():
-            return error.exit_code, str(error)
-        case typer.TyperException():
-            return error.exit_code, f"{error.format_message().rstrip('.')} (--help tells more)"
-        case OSError(filename=str(name), strerror=str(reason)):
-            return 1, f"cannot use {name}: {reason}"
-        case KeyboardInterrupt():
-            return INTERRUPTED, "interrupted; the same command goes on where this one stopped"
-        case _:
-            return 1, f"{type(error).__name__}: {error} (--debug shows where)"

@@ -38,10 +38,11 @@ SUBSET = "subset.txt"
 STATE = "training.safetensors"  # the state of an unfinished training
 BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
 RETRAINED = "retrained"  # the folder of other retrained models, which methods learn from
+LEFT_OUT = "left-out"  # the folder of models that were trained without a whole group
 # The folders in a run's folder. A new run is refused if one of these already holds files.
 FOLDERS = (
-    *("asked", BENCHMARK, "checkpoints", "counterfactual", "features", "generated", "latents", "lds", "model"),
-    RETRAINED,
+    *("asked", BENCHMARK, "checkpoints", "counterfactual", "features", "generated", "latents", "lds", LEFT_OUT),
+    *("model", RETRAINED),
 )
 
 
