@@ -159,7 +159,7 @@ def attribute(
             )
         _attribute_run(run_folder, queries, out, checkpoint, scoring, device)
     elif checkpoint is not None or model is None or train_source is None or queries is None or out is None:
-        raise UsageError("give a run (with or without --checkpoint), or all of --model, --train, --queries and --out")
+        raise UsageError("give a run, or all of --model, --train, --queries and --out (--checkpoint is for runs)")
     else:
         _attribute_model((model, lora, prompt), train_source, queries, out, size, scoring, device)
 
