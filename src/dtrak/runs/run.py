@@ -3,7 +3,8 @@
 - recipe.yaml: the recipe; run.json: versions of packages; subset.txt: ids, if not all images were used
 - model/: the trained model in the layout of diffusers; checkpoints/: the model at evenly spaced steps of training
 - generated/: pictures by seed; latents/: encoded images and prompts; features/: the stores of features
-- scores.npz: the last scores; attribution.json: their settings; lds/, counterfactual/: evaluations; report.html
+- scores.npz: the last scores; attribution.json: their settings; report.html
+- benchmark/, lds/, counterfactual/, left-out/: evaluations
 
 `dtrak run RUN/recipe.yaml --out OTHER` makes the same run again.
 """
