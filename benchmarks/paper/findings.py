@@ -11,9 +11,9 @@ from study import MISSING, Measured, Study
 
 from dtrak import attribute
 from dtrak.evaluation.lds import ceiling, mean_losses, spearman
+from dtrak.figures import proponents_and_opponents
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.inputs.benchmark import Benchmark
-from dtrak.report.figures import proponents_and_opponents, self_influence
 from dtrak.tables import Cell, Entry, Table
 
 Finding = Iterator[Table | Drawing]
@@ -148,7 +148,7 @@ def pictures(study: Study) -> Finding:
     train, queries = study.benchmark.train, study.benchmark.queries(study.query_kinds[-1])
     scores = attribute(study.model, train, queries, KERNELS, cache=study.cache(None, timesteps=10), timesteps=10)
     yield Drawing("proponents", proponents_and_opponents(scores, train, queries.select(range(SHOWN))))
-    yield Drawing("self-influence", self_influence(scores["d-trak"], train))
+    yield Drawing("self-influence", scores["d-trak"].plot_self_influence())
     labels, asked = (one.columns["label"] for one in (train, study.benchmark.queries("validation")))
     rows: list[list[Entry]] = []
     for method in ("raw-pixel-cosine", *KERNELS, "mixed-trak"):

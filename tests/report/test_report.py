@@ -14,9 +14,9 @@ from PIL import Image
 from dtrak.attribution.scores import Match
 from dtrak.errors import UsageError
 from dtrak.report import write_report
-from dtrak.report.wording import number
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
+from dtrak.wording import number
 from report_runs import make_run, paintings
 
 

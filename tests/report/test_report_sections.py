@@ -13,25 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrak.attribution.scores import Scores, load_scores, save_scores
+from dtrak.attribution.self_influence import self_influence_by_class
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.comparison import Comparison, Result
 from dtrak.evaluation.counterfactual import Counterfactual, Effect, write_result
 from dtrak.evaluation.lds import LDS
 from dtrak.evaluation.run_evaluation import save_comparison
 from dtrak.features.store import Cost
+from dtrak.figures import thumbnails
+from dtrak.figures.thumbnails import ShownPicture, embedded
 from dtrak.files import write_text
 from dtrak.images.images import load_images
-from dtrak.report import thumbnails, write_report
+from dtrak.report import write_report
 from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
 from dtrak.report.overview import trust
 from dtrak.report.plots import TOP, nice_ticks, plain_value, plot, x_tick_values
-from dtrak.report.selfinfluence import self_influence_by_class
-from dtrak.report.thumbnails import ShownPicture, embedded
-from dtrak.report.wording import described
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
+from dtrak.wording import described
 from report_runs import make_run
 
 SETTINGS = {

@@ -142,7 +142,7 @@ def counterfactual(
     from dtrak.evaluation import counterfactual as evaluation
     from dtrak.evaluation.redrawing import choose_pictures
     from dtrak.evaluation.run_evaluation import counterfactual_run
-    from dtrak.report.figures.counterfactual import save_counterfactual_figures
+    from dtrak.report.counterfactual_figures import save_counterfactual_figures
     from dtrak.runs.attributing import settings_of
 
     redrawing = choose_pictures(opened, options.chosen_device(device), count, remove, steps)

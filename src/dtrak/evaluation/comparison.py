@@ -18,7 +18,7 @@ from dtrak.attribution.preparing import check_objective, prepare
 from dtrak.attribution.scoring import scores_for
 from dtrak.engines import Engine
 from dtrak.errors import UsageError, check_known
-from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds
+from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds, perfect_lds
 from dtrak.features.encoders import load_encoder
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.features.store import Cost
@@ -60,6 +60,12 @@ class Comparison:
     subsets: int  # the LDS is a correlation over these
     note: str  # how the damping was found
     settings: Mapping[str, Any]  # how the scores were computed, and what they should predict
+    seeds: int = 1  # models on each subset
+
+    @property
+    def perfect(self) -> float | None:
+        """Return the LDS that perfect scores would reach."""
+        return perfect_lds(self.ceiling, self.seeds)
 
     def json(self) -> str:
         """Return all numbers as JSON, with the LDS of every query."""
@@ -81,6 +87,8 @@ class Comparison:
                 for one in self.results
             },
             "ceiling": self.ceiling,
+            "perfect": self.perfect,
+            "seeds": self.seeds,
             "queries": self.queries,
             "subsets": self.subsets,
             "note": self.note,
@@ -106,6 +114,8 @@ class Comparison:
             for one in self.results
         ]
         ceiling = "unknown, as there is one seed" if self.ceiling is None else f"{self.ceiling:.1f} %"
+        if self.perfect is not None:
+            ceiling += f"; perfect scores would reach about {self.perfect:.0f} %"
         notes = [
             f"{self.queries} queries, {self.subsets} subsets. ±: standard deviation, low and high: 95 % interval, of a "
             f"bootstrap over subsets. λ: ÷ the mean eigenvalue, {self.note}. Noise ceiling: {ceiling}.",
@@ -164,7 +174,13 @@ def compare(
     notes = {CHOSEN: f"chosen on the other {half} subsets", BEST: "the best in hindsight, on the reported subsets"}
     used = _portable(settings) | {"queries": queries, "output": output, "damping": damping, "grid": grid}
     return Comparison(
-        results, ceiling(reported.losses), losses.shape[2], len(reported.masks), notes.get(damping, damping), used
+        results,
+        ceiling(reported.losses),
+        losses.shape[2],
+        len(reported.masks),
+        notes.get(damping, damping),
+        used,
+        losses.shape[1],
     )
 
 

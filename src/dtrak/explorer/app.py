@@ -28,9 +28,9 @@ from dtrak.explorer.exploration import Exploration, NotReadyError
 from dtrak.explorer.guard import Guard, Limit
 from dtrak.explorer.uploads import Forms, RefusedError, decode
 from dtrak.explorer.work_queue import FullError, WorkItem
+from dtrak.figures.thumbnails import thumbnail
 from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
-from dtrak.report.thumbnails import thumbnail
 
 FOLDER, THEME = Path(__file__).parent, Path(report.__file__).parent / "theme.css"
 ASSETS = {

@@ -9,20 +9,21 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from dtrak import wording
 from dtrak.attribution.scores import Scores, load_scores
+from dtrak.attribution.self_influence import self_influences
 from dtrak.errors import DtrakError, UsageError
+from dtrak.figures.thumbnails import SMALL, ShownPicture, embedded
+from dtrak.figures.ticks import plain_value
 from dtrak.files import write_text
 from dtrak.images.images import Images
-from dtrak.report import wording
 from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.credit import charts
 from dtrak.report.curves import damping_curve, setting_curves
 from dtrak.report.overview import facts, trust
-from dtrak.report.plots import plain_value, plot
+from dtrak.report.plots import plot
 from dtrak.report.proponents import query_section
-from dtrak.report.selfinfluence import self_influences
-from dtrak.report.thumbnails import SMALL, ShownPicture, embedded
 from dtrak.runs.run import Run
 
 TRAIN_SIDE = 128  # larger training images are embedded at this size

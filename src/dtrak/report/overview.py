@@ -12,8 +12,8 @@ from dtrak.inputs.gradients import Gradients
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS, needed_by
 from dtrak.report.comparisons import Measurement, MethodLDS
-from dtrak.report.wording import duration
 from dtrak.runs.run import Run
+from dtrak.wording import duration
 
 
 @dataclass(frozen=True)

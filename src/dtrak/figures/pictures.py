@@ -3,19 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dtrak.attribution.scores import Match, Scores
 from dtrak.errors import UsageError
-from dtrak.images.images import Images
-from dtrak.report.figures.style import AGAINST, FAINT, FOR, INK, STYLE, WIDTH
-from dtrak.report.selfinfluence import self_influence_by_class
-from dtrak.report.wording import number, plain
+from dtrak.figures.style import AGAINST, FAINT, FOR, INK, STYLE, WIDTH, PaperFigure
+from dtrak.wording import number, plain
+
+if TYPE_CHECKING:
+    from dtrak.attribution.scores import Match, Scores
+    from dtrak.attribution.self_influence import SelfInfluence
+    from dtrak.images.images import Images
 
 IN_A_ROW = 12  # pictures
 # Lengths in widths of a picture:
@@ -44,14 +46,14 @@ class Row:
 
 
 def proponents_and_opponents(
-    scores: Scores | Mapping[str, Scores], train: Images, queries: Images, top: int = 5, bottom: int = 3
-) -> Figure:
+    scores: "Scores | Mapping[str, Scores]", train: "Images", queries: "Images", top: int = 5, bottom: int = 3
+) -> PaperFigure:
     """Draw the paper's figure: each query with its `top` proponents and `bottom` opponents, and their scores.
 
     With several methods, each has a row. `train` has the training images of the scores, and `queries` the queries to
     show: `queries.select(range(4))` shows the first four.
     """
-    by_method = {scores.method: scores} if isinstance(scores, Scores) else dict(scores)
+    by_method = dict(scores) if isinstance(scores, Mapping) else {scores.method: scores}
     first = next(iter(by_method.values()))
     places = {str(id_): place for place, id_ in enumerate(first.query_ids)}
     unknown = [str(id_) for id_ in queries.ids if str(id_) not in places]
@@ -72,24 +74,25 @@ def proponents_and_opponents(
     return _sheet({"query": 1, "proponents": top, "opponents": bottom}, rows)
 
 
-def self_influence(scores: Scores, train: Images, each: int = 4, classes: int = 10) -> Figure:
-    """Draw the `each` most and least self-influential training images of the largest classes, a row for each class."""
-    if scores.self_influence is None:
-        raise UsageError(f"{scores.method} has no self-influence: methods with a kernel do, such as d-trak")
-    found = self_influence_by_class(scores, each, classes)
-    cell = partial(_cell, train.select(train.positions(scores.train_ids, "the scores")), format_score=plain)
+def self_influence(found: "SelfInfluence", train: "Images") -> PaperFigure:
+    """Draw the most and least self-influential training images of each class, a row for each class.
+
+    `train` has all training images of the scores, in their order.
+    """
+    cell = partial(_cell, train, format_score=plain)
     rows = [
         Row(str(one.name) if found.column else "", [[cell(match) for match in part] for part in (one.most, one.least)])
         for one in found.classes
     ]
+    each = max(len(one.most) for one in found.classes)
     return _sheet({"most self-influential": each, "least self-influential": each}, rows)
 
 
-def _cell(images: Images, match: Match, format_score: Callable[[float], str]) -> Cell:
+def _cell(images: "Images", match: "Match", format_score: Callable[[float], str]) -> Cell:
     return Cell(images.pixels([match.position])[0], format_score(match.score), FOR if match.score > 0 else AGAINST)
 
 
-def _sheet(parts: Mapping[str, int], rows: Sequence[Row]) -> Figure:
+def _sheet(parts: Mapping[str, int], rows: Sequence[Row]) -> PaperFigure:
     """Draw rows of pictures; `parts` gives the heading of each part and its number of columns."""
     height, width, _ = rows[0].parts[-1][0].picture.shape
     starts = np.cumsum([0.0, *(count * (1 + GAP) - GAP + BETWEEN for count in parts.values())])
@@ -112,9 +115,9 @@ def _sheet(parts: Mapping[str, int], rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _canvas(label: float, inch: float, across: float, down: float) -> tuple[Figure, Axes]:
+def _canvas(label: float, inch: float, across: float, down: float) -> tuple[PaperFigure, Axes]:
     """Make an empty figure of `across` × `down` pictures, each `inch` inches wide, right of `label` inches for text."""
-    figure = Figure(figsize=(label + inch * across, inch * down))
+    figure = PaperFigure(figsize=(label + inch * across, inch * down))
     part = label / figure.get_figwidth()
     axes = figure.add_axes((part, 0, 1 - part, 1))
     axes.set_xlim(0, across)
@@ -123,7 +126,7 @@ def _canvas(label: float, inch: float, across: float, down: float) -> tuple[Figu
     return figure, axes
 
 
-def side_by_side(pictures: Mapping[str, NDArray[np.uint8]], captions: Sequence[str]) -> Figure:
+def side_by_side(pictures: Mapping[str, NDArray[np.uint8]], captions: Sequence[str]) -> PaperFigure:
     """Draw a row of pictures [Q, H, W, C] for each name, so that pictures with the same caption [Q] share a column.
 
     If the pictures do not fit into one row, they continue in further bands of rows.

@@ -4,12 +4,14 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dtrak.images.images import Images
+if TYPE_CHECKING:
+    from dtrak.images.images import Images
 
 SMALL = 32  # images of at most so many pixels a side keep every pixel, and pages draw their pixels as squares
 BUDGET = 12_000_000  # characters that the pictures of a page may take
@@ -24,12 +26,12 @@ class ShownPicture:
     side: int  # the greatest number of pixels a side on the page
 
     @classmethod
-    def of(cls, images: Images, position: int, side: int) -> "ShownPicture":
+    def of(cls, images: "Images", position: int, side: int) -> "ShownPicture":
         """Show one of the images."""
         return cls(lambda: images.pixels([position])[0], side)
 
 
-def thumbnail(images: Images, position: int, side: int) -> tuple[bytes, str]:
+def thumbnail(images: "Images", position: int, side: int) -> tuple[bytes, str]:
     """Return one image as a file with at most `side` pixels a side, and its media type.
 
     Only this image is read, as thousands of large ones would fill the memory.
@@ -60,6 +62,10 @@ def embedded(pictures: Mapping[str, ShownPicture]) -> dict[str, str]:
 
 def _data_uri(picture: ShownPicture, scale: float) -> str:
     pixels = picture.read()
-    side = round(scale * min(picture.side, max(pixels.shape[:2])))
-    content, kind = encoded(pixels, max(1, side))
+    return data_uri(pixels, max(1, round(scale * min(picture.side, max(pixels.shape[:2])))))
+
+
+def data_uri(pixels: NDArray[np.uint8], side: int) -> str:
+    """Return pixels [H, W, C] as an address that contains the whole file, with at most `side` pixels a side."""
+    content, kind = encoded(pixels, side)
     return f"data:{kind};base64,{b64encode(content).decode()}"

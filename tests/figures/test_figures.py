@@ -12,10 +12,9 @@ from PIL import Image
 
 import dtrak
 from dtrak.attribution.scores import Scores
+from dtrak.attribution.self_influence import self_influence_by_class
 from dtrak.errors import UsageError
-from dtrak.report.comparisons import MethodLDS
-from dtrak.report.curves import Curve, Sample
-from dtrak.report.figures import (
+from dtrak.figures import (
     boxplots,
     credit,
     lds_bars,
@@ -25,9 +24,11 @@ from dtrak.report.figures import (
     self_influence,
     side_by_side,
 )
-from dtrak.report.figures.pictures import IN_A_ROW
-from dtrak.report.figures.style import DPI, WIDTH
-from dtrak.report.wording import number
+from dtrak.figures.pictures import IN_A_ROW
+from dtrak.figures.style import DPI, WIDTH
+from dtrak.report.comparisons import MethodLDS
+from dtrak.report.curves import Curve, Sample
+from dtrak.wording import number
 
 NAMES = ["random", "trak", "d-trak", "journey-trak-ensemble"]
 TRAIN = dtrak.load_images("digits:train").select(range(200))
@@ -125,7 +126,7 @@ def test_boxes_reach_from_quartile_to_quartile() -> None:
         lds_curve(curve()),
         credit(scores().credit("label"), dict.fromkeys(range(10), 0.1)),
         proponents_and_opponents({name: scores(name) for name in NAMES}, TRAIN, QUERIES),
-        self_influence(scores(), TRAIN),
+        self_influence(self_influence_by_class(scores()), TRAIN),
     ],
     ids=[
         "boxplots",
@@ -219,7 +220,7 @@ def test_methods_stand_below_each_other() -> None:
 
 def test_the_ends_of_self_influence_are_shown_by_class() -> None:
     given = scores()
-    found = shown(self_influence(given, TRAIN, each=2))
+    found = shown(self_influence(self_influence_by_class(given, each=2), TRAIN))
     own, labels = given.self_influence, TRAIN.columns["label"]
     assert own is not None
     assert len(found) == 10 * 4
@@ -232,7 +233,7 @@ def test_the_ends_of_self_influence_are_shown_by_class() -> None:
 def test_without_self_influence_the_method_is_named() -> None:
     without = Scores(scores().values, TRAIN.ids, QUERIES.ids, "gradient-dot", TRAIN.columns)
     with pytest.raises(UsageError, match="gradient-dot has no self-influence"):
-        self_influence(without, TRAIN)
+        without.plot_self_influence(train=TRAIN)
 
 
 def test_bars_are_as_long_as_the_lds_and_the_ceiling_is_marked() -> None:

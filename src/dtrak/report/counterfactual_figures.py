@@ -4,9 +4,9 @@ from pathlib import Path
 
 from dtrak.evaluation.counterfactual import Counterfactual
 from dtrak.features.trajectories import SEED
-from dtrak.report.figures.charts import boxplots
-from dtrak.report.figures.pictures import side_by_side
-from dtrak.report.figures.style import save_figure
+from dtrak.figures.charts import boxplots
+from dtrak.figures.pictures import side_by_side
+from dtrak.figures.style import save_figure
 
 
 def save_counterfactual_figures(result: Counterfactual, folder: Path) -> None:

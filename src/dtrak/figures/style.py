@@ -11,7 +11,11 @@ from matplotlib.figure import Figure
 from dtrak.errors import UsageError
 from dtrak.files import write_bytes
 
-FORMATS: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
+FORMATS: dict[str, dict[str, Any]] = {
+    ".pdf": {"CreationDate": None},
+    ".png": {"Software": None},
+    ".svg": {"Date": None},
+}
 DPI = 300
 WIDTH = 6.75  # inches, as wide as the text of a page
 COLUMN = 3.25  # inches, as wide as one of two columns
@@ -32,7 +36,20 @@ STYLE: dict[Any, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
     "pdf.fonttype": 42,  # keeps text as text
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dtrak",  # the same figure always gives the same names of its parts
 }
+
+
+class PaperFigure(Figure):
+    """A figure that a notebook shows by itself, and that can be saved in one call."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the figure as .pdf, .svg or .png, by the path's ending."""
+        save_figure(self, path)
+
+    def _repr_png_(self) -> bytes:
+        return _written(self, ".png", 2 * 72)
 
 
 def simplify_frame(axes: Axes, rule: str) -> None:
@@ -46,12 +63,17 @@ def simplify_frame(axes: Axes, rule: str) -> None:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure as .pdf or .png, by the path's ending; the same figure always gives the same bytes."""
+    """Write a figure as .pdf, .svg or .png, by the path's ending; the same figure always gives the same bytes."""
     path = Path(path)
     ending = path.suffix.lower()
     if ending not in FORMATS:
         raise UsageError(f"cannot write a figure to {path}: its ending has to be one of {', '.join(FORMATS)}")
+    write_bytes(path, _written(figure, ending, DPI))
+
+
+def _written(figure: Figure, ending: str, dpi: int) -> bytes:
+    """Return the file of a figure."""
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format=ending[1:], dpi=DPI, metadata=FORMATS[ending])
-    write_bytes(path, buffer.getvalue())
+        figure.savefig(buffer, format=ending[1:], dpi=dpi, metadata=FORMATS[ending])
+    return buffer.getvalue()

@@ -1,28 +1,41 @@
 """Figures of numbers: the LDS of methods, LDS curves, credit by group, and boxplots of counterfactual distances."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dtrak.attribution.scores import Credit
-from dtrak.report.comparisons import MethodLDS
-from dtrak.report.curves import Curve
-from dtrak.report.figures.style import COLUMN, FAINT, FOR, INK, MARKS, PALE, STRONG, STYLE, WIDTH, simplify_frame
-from dtrak.report.plots import plain_value, x_tick_values
+from dtrak.figures.style import (
+    COLUMN,
+    FAINT,
+    FOR,
+    INK,
+    MARKS,
+    PALE,
+    STRONG,
+    STYLE,
+    WIDTH,
+    PaperFigure,
+    simplify_frame,
+)
+from dtrak.figures.ticks import plain_value, x_tick_values
+
+if TYPE_CHECKING:
+    from dtrak.attribution.scores import Credit
+    from dtrak.report.comparisons import MethodLDS
+    from dtrak.report.curves import Curve
 
 ROW = 0.3  # inches, the height of the row of a method or a group
 
 
-def lds_bars(methods: Mapping[str, MethodLDS], ceiling: float | None = None) -> Figure:
+def lds_bars(methods: Mapping[str, "MethodLDS"], ceiling: float | None = None) -> PaperFigure:
     """Draw the LDS of each method with the 95% interval of its bootstrap, and the noise ceiling if it is known."""
     names, found = list(methods), list(methods.values())
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 0.65 + ROW * len(names)), layout="constrained")
+        figure = PaperFigure(figsize=(WIDTH, 0.65 + ROW * len(names)), layout="constrained")
         axes = figure.subplots()
         means = np.array([one.lds for one in found])
         ends = np.array([[one.lds - one.low, one.high - one.lds] for one in found]).T.clip(min=0)  # [2, methods]
@@ -43,11 +56,11 @@ def lds_bars(methods: Mapping[str, MethodLDS], ceiling: float | None = None) -> 
     return figure
 
 
-def lds_curve(curve: Curve) -> Figure:
+def lds_curve(curve: "Curve") -> PaperFigure:
     """Draw the LDS of each method against a setting, as wide as a column of text."""
     xs = sorted({sample.x for line in curve.lines.values() for sample in line})
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(COLUMN, 2.4), layout="constrained")
+        figure = PaperFigure(figsize=(COLUMN, 2.4), layout="constrained")
         axes = figure.subplots()
         for index, (method, line) in enumerate(curve.lines.items()):
             colour, mark = STRONG[index % len(STRONG)], MARKS[index % len(MARKS)]
@@ -71,14 +84,16 @@ def lds_curve(curve: Curve) -> Figure:
     return figure
 
 
-def credit(credits: Sequence[Credit], of_training: Mapping[Any, float] | None = None, groups: int = 12) -> Figure:
+def credit(
+    credits: Sequence["Credit"], of_training: Mapping[Any, float] | None = None, groups: int = 12
+) -> PaperFigure:
     """Draw the shares of the largest groups with their 95% intervals, from `Scores.credit`.
 
     `of_training` gives the groups' shares of the training images, which are marked for comparison.
     """
     shown = list(credits[:groups])
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 0.65 + 0.75 * ROW * len(shown)), layout="constrained")
+        figure = PaperFigure(figsize=(WIDTH, 0.65 + 0.75 * ROW * len(shown)), layout="constrained")
         axes = figure.subplots()
         rows, shares = np.arange(len(shown)), np.array([100 * one.share for one in shown])
         ends = 100 * np.array([[one.share - one.low, one.high - one.share] for one in shown]).T.clip(min=0)
@@ -97,14 +112,14 @@ def credit(credits: Sequence[Credit], of_training: Mapping[Any, float] | None = 
     return figure
 
 
-def boxplots(panels: Mapping[str, Mapping[str, NDArray[np.floating[Any]]]]) -> Figure:
+def boxplots(panels: Mapping[str, Mapping[str, NDArray[np.floating[Any]]]]) -> PaperFigure:
     """Draw a panel for each label, with a box for each name, its values [Q] as points, and their median as a number.
 
     Boxes reach from quartile to quartile, and whiskers to the farthest value within 1.5 lengths of the box from it.
     """
     names = list(next(iter(panels.values())))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 0.75 + 0.3 * len(names)), layout="constrained")
+        figure = PaperFigure(figsize=(WIDTH, 0.75 + 0.3 * len(names)), layout="constrained")
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (label, by_name) in zip(grid, panels.items(), strict=True):
             _draw_boxes(axes, [np.asarray(by_name[name], dtype=np.float64) for name in names])
