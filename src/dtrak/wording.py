@@ -32,6 +32,17 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def roughly(seconds: float) -> str:
+    """Write an estimate of a duration: less than a minute, 5 minutes, 3 hours, 2 days."""
+    if seconds < 50:
+        return "a minute" if seconds > 25 else "half a minute"
+    for unit, name in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 0.95 * unit:
+            count = max(1, round(seconds / unit))
+            return f"{count:,} {name}{'' if count == 1 else 's'}"
+    return "a minute"
+
+
 def described(columns: Mapping[str, Any]) -> str:
     """Write the columns of an image in a line: label 3, artist Klee, …"""
     text = ", ".join(f"{name} {value}" for name, value in columns.items() if value not in (None, ""))

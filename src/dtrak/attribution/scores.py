@@ -85,6 +85,11 @@ class Scores:
         """Return the scores of the first `count` queries."""
         return replace(self, values=self.values[:count], query_ids=self.query_ids[:count])
 
+    def one(self, place: int) -> "Scores":
+        """Return the scores of one query, by its place."""
+        chosen = slice(place, place + 1)
+        return replace(self, values=self.values[chosen], query_ids=self.query_ids[chosen])
+
     def plot(
         self,
         queries: int | Sequence[Any] = 4,

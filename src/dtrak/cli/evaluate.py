@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dtrak.cli import options, options_evaluate
+from dtrak.cli.help import GroupedCommand
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
 from dtrak.printing import show, tell
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mode=None)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def lds(
     scoring: Scoring,
@@ -109,7 +110,7 @@ def lds(
     _show(comparison.table(), table, "The numbers", [] if out is None else [out])
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def counterfactual(
     scoring: Scoring,

@@ -47,7 +47,7 @@ def lds_bars(methods: Mapping[str, "MethodLDS"], ceiling: float | None = None) -
             axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", ha="left")
         if ceiling is not None:
             axes.axvline(ceiling, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
-            axes.text(ceiling, 1.01, "noise ceiling", transform=axes.get_xaxis_transform(), ha="center", color=FAINT)
+            axes.text(ceiling, 1.01, "perfect scores", transform=axes.get_xaxis_transform(), ha="center", color=FAINT)
         axes.axvline(0, color=INK, linewidth=0.6)
         axes.set_yticks(rows, names)
         axes.set_ylim(len(names) - 0.5, -0.5)  # the first method on top

@@ -21,9 +21,10 @@ from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.credit import charts
 from dtrak.report.curves import damping_curve, setting_curves
-from dtrak.report.overview import facts, trust
+from dtrak.report.overview import facts
 from dtrak.report.plots import plot
 from dtrak.report.proponents import query_section
+from dtrak.report.trust import trust, trust_words
 from dtrak.runs.run import Run
 
 TRAIN_SIDE = 128  # larger training images are embedded at this size

@@ -43,10 +43,16 @@ class Measurement:
 
     methods: dict[str, MethodLDS]
     ceiling: float | None
+    perfect: float | None  # what perfect scores would reach; None if it is not known
     queries: int
     subsets: int
     note: str  # how the damping was found
     settings: Mapping[str, Any]  # empty if the file does not have them
+
+    @property
+    def limit(self) -> float | None:
+        """Return what perfect scores would reach, or else the noise ceiling."""
+        return self.ceiling if self.perfect is None else self.perfect
 
     def differences(self, attribution: Mapping[str, Any]) -> list[str]:
         """Describe each setting in which these scores differ from those of the run's attribution."""
@@ -103,7 +109,14 @@ def _read(path: Path) -> Measurement:
         }
         counts = int(content["queries"]), int(content["subsets"])
         settings = dict(content.get("settings", {}))
-        return Measurement(methods, _number(content["ceiling"]), *counts, str(content["note"]), settings)
+        return Measurement(
+            methods,
+            _number(content["ceiling"]),
+            _number(content.get("perfect")),
+            *counts,
+            str(content["note"]),
+            settings,
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DtrakError(f"{path} is not what `dtrak evaluate lds` writes: {error!r}") from error
 
