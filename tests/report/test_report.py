@@ -118,7 +118,7 @@ def test_what_users_write_is_only_text(tmp_path: Path) -> None:
     recipe = paintings(tmp_path, 12, (16, 16))
     run, _ = make_run(tmp_path / "run", recipe, recipe.data.train, 3)
     page = Page(write_report(run))
-    assert page.tags.count("script") == 4  # three of our own, and numbers
+    assert page.tags.count("script") == 5  # four of our own, and numbers
     assert "b" not in page.tags
     assert "&lt;script&gt;alert(" in page.text
     assert "af Klint &amp; &lt;b&gt;co&lt;/b&gt;" in page.text

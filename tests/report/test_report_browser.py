@@ -79,7 +79,15 @@ def test_the_demo_s_report_opens_from_the_disk(page: Page, finished_run: Path) -
 
 def test_every_section_of_a_full_run_is_there(full: Page) -> None:
     links = full.locator("nav a").evaluate_all("all => all.map((one) => one.getAttribute('href'))")
-    assert links == ["#pictures", "#self-influence", "#credit-label", "#counterfactuals", "#curves"]
+    assert links == [
+        "#pictures",
+        "#credit-label",
+        "#trust",
+        "#self-influence",
+        "#counterfactuals",
+        "#curves",
+        "#facts",
+    ]
     for link in links:
         full.locator(f'nav a[href="{link}"]').click()
         expect(full.locator(link)).to_be_in_viewport()
@@ -274,7 +282,7 @@ def test_a_phone_shows_it_all_without_scrolling_sideways(full: Page) -> None:
 
 def test_print_has_pictures_and_no_controls(full: Page) -> None:
     full.emulate_media(media="print")
-    for selector in ("#filters", "nav", "details", ".which"):
+    for selector in ("#filters", "nav", ".curves details", ".which"):
         expect(full.locator(selector).first).to_be_hidden()
     expect(full.locator("article").first).to_be_visible()
     assert full.locator(".thumbnail").first.evaluate("one => getComputedStyle(one).printColorAdjust") == "exact"

@@ -28,8 +28,8 @@ from dtrak.report import write_report
 from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
-from dtrak.report.overview import trust
 from dtrak.report.plots import TOP, nice_ticks, plain_value, plot, x_tick_values
+from dtrak.report.trust import trust
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
 from dtrak.wording import described
@@ -84,7 +84,7 @@ def sections(run: Run) -> set[str]:
 
 
 def test_a_section_appears_only_with_what_it_is_about(run: Run) -> None:
-    always = {"reading", "facts", "pictures", "self-influence", "credit-label"}
+    always = {"reading", "facts", "trust", "pictures", "self-influence", "credit-label"}
     assert sections(run) == always
     measure(run, {"trak": 40})
     assert sections(run) == always  # one comparison is no curve

@@ -342,7 +342,8 @@ def main() -> None:
     except (Exception, KeyboardInterrupt, SystemExit, sigterm.TerminatedError) as error:
         if debug:
             traceback.print_exc()
-        code = ended_by(error)
+        is_success = isinstance(error, SystemExit) and not error.code  # as after --show-completion
+        code = 0 if is_success and not sigterm.was_received() else ended_by(error)
     sys.exit(code)
 
 

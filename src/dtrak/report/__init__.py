@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from dtrak import wording
 from dtrak.attribution.scores import Scores, load_scores
@@ -55,6 +56,7 @@ def write_report(run: Run) -> Path:
     self_influence = self_influences(scores)
     counterfactuals = read_counterfactuals(run.folder)
     measured = nearest(read_comparisons(run.folder), settings)
+    found_trust = trust(measured, settings)
     over_damping = damping_curve(measured)
     curves = [*([over_damping] if over_damping else []), *setting_curves(measured)]
     positions = shown_queries.train_positions.union(*(of_method.train_positions for of_method in self_influence))
@@ -69,7 +71,8 @@ def write_report(run: Run) -> Path:
             name=run.folder.resolve().name,
             summary=run.recipe.summary,
             facts=facts(run, settings, one),
-            trust=trust(measured, settings),
+            trust=found_trust,
+            trust_words={method: trust_words(run, found_trust, method) for method in scores},
             methods=list(scores),
             shown_queries=shown_queries,
             charts=charts(scores, len(shown_queries.queries)),
@@ -99,6 +102,12 @@ def _training_images(train: Images, positions: Iterable[int]) -> dict[str, Shown
     return {f"t{position}": ShownPicture.of(train, position, TRAIN_SIDE) for position in sorted(positions)}
 
 
+def with_code(text: str) -> Markup:
+    """Return a text as HTML, with what stands between backticks as code."""
+    parts = [escape(part) for part in text.split("`")]
+    return Markup("").join(Markup(f"<code>{part}</code>") if place % 2 else part for place, part in enumerate(parts))
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -113,6 +122,7 @@ def _environment() -> Environment:
         "tenths": wording.tenths,
         "value": plain_value,
         "described": wording.described,
+        "code": with_code,
         "thousands": lambda count: f"{count:,}",
     }
     return environment

@@ -81,15 +81,15 @@ def _row(
     figure: PaperFigure, content: CardContent, title: str, found: Sequence[Match], bottom: float, side: float
 ) -> None:
     """Draw a row of training images with their scores and ids."""
-    figure.text(0.37, bottom + side * SIZE[0] / SIZE[1] + 0.03, title, fontsize=9, va="center")
+    height = side * SIZE[0] / SIZE[1]
+    figure.text(0.37, bottom + height + 0.03, title, fontsize=9, va="center")
     for place, match in enumerate(found):
         left = 0.37 + place * (side + 0.007)
-        _show(
-            figure.add_axes((left, bottom, side, side * SIZE[0] / SIZE[1])), content.train.pixels([match.position])[0]
-        )
+        _show(figure.add_axes((left, bottom, side, height)), content.train.pixels([match.position])[0])
         colour = FOR if match.score > 0 else AGAINST
         figure.text(left, bottom - 0.025, number(match.score), fontsize=7.5, color=colour, weight="bold")
-        figure.text(left, bottom - 0.05, str(match.id)[-16:], fontsize=6.5, color=FAINT)
+        classes = [str(match.columns[column]) for column in CREDIT_COLUMNS if column in match.columns]
+        figure.text(left, bottom - 0.05, ", ".join([str(match.id)[-16:], *classes])[:20], fontsize=6.5, color=FAINT)
 
 
 def _credit(figure: PaperFigure, content: CardContent, column: str) -> None:
@@ -106,12 +106,12 @@ def _credit(figure: PaperFigure, content: CardContent, column: str) -> None:
     axes.set_xticks([])
     axes.spines[:].set_visible(False)
     for row, g in enumerate(order):
-        text = f"{100 * shares[g]:.1f}%"
+        texts = [f"{100 * shares[g]:.1f}%"]
         if (of_all := usual.get(names[g].item())) is not None:
-            text += (
-                f"   over all pictures {100 * of_all.share:.1f}% ({100 * of_all.low:.1f} to {100 * of_all.high:.1f})"
-            )
-        axes.text(1.03, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7)
+            low, high = 100 * of_all.low, 100 * of_all.high
+            texts.append(f"over all pictures {100 * of_all.share:.1f}% ({low:.1f} to {high:.1f})")
+        for place, text in zip((1.03, 1.3), texts, strict=False):
+            axes.text(place, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7)
 
 
 def _small_print(figure: PaperFigure, content: CardContent) -> None:

@@ -1,4 +1,4 @@
-"""How far scores can be trusted: what was measured, in numbers and in plain words, or what it would take to measure it."""
+"""How far scores can be trusted, in numbers and in plain words; or what it would take to measure it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ def trust_of(run: Run) -> Trust | None:
 
 
 def trust_words(run: Run, found: Trust | None, method: str) -> str:
-    """Say how far to trust a method's scores; if it was not measured, which command would do it and how long it takes."""
+    """Say how far to trust a method's scores; if that was not measured, say what it would take."""
     words = "" if found is None else found.words(method)
     return words or not_measured(run, method)
 
