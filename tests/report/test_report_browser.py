@@ -323,3 +323,32 @@ def test_thousands_of_images_stay_small_and_quick(page: Page, tmp_path: Path) ->
     assert table.locator("th[scope=row]").all_inner_texts() == [*groups[largest], "28 more"]
     said = [float(text.rstrip("%")) for text in table.locator(".value").all_inner_texts()]
     assert sum(said) == pytest.approx(100, abs=0.2)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_has_nothing_to_say(full: Page, scheme: Any) -> None:
+    from browser import assert_accessible  # which pytest has to load first
+
+    full.emulate_media(color_scheme=scheme)
+    full.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    assert_accessible(full)
+
+
+def test_pictures_come_first_and_settings_are_folded(full: Page) -> None:
+    heads = full.locator("main h2").all_inner_texts()
+    assert (heads[0], heads[-1]) == ("Pictures", "Settings")
+    expect(full.locator(".settings dl")).to_be_hidden()
+    full.locator(".settings summary").click()
+    expect(full.locator(".settings dl")).to_contain_text("directions")
+
+
+def test_print_says_how_the_pictures_were_filtered(full: Page) -> None:
+    expect(full.locator("#filtered")).to_be_hidden()
+    choose(full, "d-trak")
+    full.select_option("[name=class]", "3")
+    full.select_option("[name=order]", "score")
+    full.emulate_media(media="print")
+    count = len(shown(full))
+    told = f"Scores by d-trak, {count} of 40 pictures, only label 3, sorted by strongest score."
+    expect(full.locator("#filtered")).to_have_text(told)
+    expect(full.locator(".settings dl")).to_be_visible()

@@ -17,7 +17,8 @@ WHAT, HOW, RETRAINING, RUNS, OUTPUT = (
     "Output",
 )
 NAMES = {
-    WHAT: "benchmark queries method model lora prompt train_source validation base size scale subset count seed top by kind",
+    WHAT: "benchmark queries method model lora prompt train_source validation base size scale subset count seed "
+    "top by kind",
     HOW: "damping grid output_function step encoder",
     RETRAINING: "subsets fraction seeds output_timesteps output_noises validation_count keep_models remove",
     RUNS: "device host port no_browser",

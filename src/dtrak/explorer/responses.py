@@ -1,6 +1,7 @@
 """Make the JSON and CSV for the page: the scores of pictures and of training images, and the credit of groups."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,11 @@ from dtrak.figures.thumbnails import SMALL
 from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
 from dtrak.methods.method import Values
+from dtrak.report.card import CardContent
+from dtrak.report.card import card as draw_card
 from dtrak.report.credit import CREDIT_COLUMNS, MAX_GROUPS
+
+MAX_COMPARED = 200  # pictures that a card's intervals are over
 
 
 def described_run(exploration: Exploration) -> dict[str, Any]:
@@ -40,6 +45,7 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
             for one in exploration.methods.values()
         ],
         "damping": exploration.damping,
+        "trust": exploration.trust,
         "kept": {"pictures": MAX_PICTURES, "bytes": MAX_BYTES},
         "steps": run.recipe.generation.steps,
         "prompts": run.recipe.family.takes_prompts,
@@ -136,6 +142,26 @@ def csv(
     """Yield a table of every picture and training image, highest scores first: query, rank, train, score, columns."""
     for number, (entry, scored) in enumerate(pictures):
         yield scores_of(exploration, scored, entry, method, damping).csv(header=number == 0)
+
+
+def card(exploration: Exploration, set_name: str, entry: Entry, method: Method, damping: Damping, ending: str) -> bytes:
+    """Return the attribution card of a picture as a file."""
+    scored = exploration.scored_with(set_name, entry, method)
+    scores = scores_of(exploration, scored, entry, method, damping)
+    others = scored.scores(damping, slice(0, MAX_COMPARED))
+    _check_finite(others, damping)
+    ids = np.arange(len(others))
+    run = exploration.run
+    content = CardContent(
+        run=run.folder.resolve().name,
+        summary=run.recipe.summary,
+        picture=entry.images.pixels([entry.position])[0],
+        scores=scores,
+        train=run.train_images,
+        trust=exploration.trust.get(method.name, ""),
+        others=replace(scores, values=others, query_ids=ids) if len(others) > 1 else None,
+    )
+    return draw_card(content).file(ending)
 
 
 def scores_of(exploration: Exploration, scored: Scored, entry: Entry, method: Method, damping: Damping) -> Scores:

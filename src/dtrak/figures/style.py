@@ -48,6 +48,10 @@ class PaperFigure(Figure):
         """Write the figure as .pdf, .svg or .png, by the path's ending."""
         save_figure(self, path)
 
+    def file(self, ending: str) -> bytes:
+        """Return the content of such a file, for "pdf", "svg" or "png"."""
+        return _written(self, f".{ending}", DPI)
+
     def _repr_png_(self) -> bytes:
         return _written(self, ".png", 2 * 72)
 
