@@ -331,6 +331,7 @@ def test_axe_has_nothing_to_say(full: Page, scheme: Any) -> None:
 
     full.emulate_media(color_scheme=scheme)
     full.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    full.evaluate("document.querySelectorAll('article:nth-child(n + 4)').forEach((one) => one.remove())")  # all alike
     assert_accessible(full)
 
 
