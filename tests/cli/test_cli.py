@@ -21,18 +21,8 @@ from dtrak.progress import LogProgress
 
 MakeRecipe = Callable[..., Path]
 COMMANDS = [
-    "demo",
-    "run",
-    "train",
-    "generate",
-    "attribute",
-    "report",
-    "serve",
-    "methods",
-    "recipes",
-    "info",
-    "figure",
-    "card",
+    *("demo", "run", "train", "generate", "attribute", "credit", "report", "serve"),
+    *("methods", "recipes", "info", "figure", "card"),
 ]
 
 

@@ -107,7 +107,7 @@ def test_a_card_has_everything_that_its_reader_needs(ready: Run, tmp_path: Path)
     texts = "\n".join(text.get_text() for text in figure.findobj(lambda one: hasattr(one, "get_text")))  # type: ignore[attr-defined]
     scores = ready.scores()
     best = scores.top(1)[3][0]
-    for word in ("step-trak", "directions", "give or take", "no proof", str(best.id), "over all pictures"):
+    for word in ("step-trak", "directions", "give or take", "no proof", str(best.id), "95% interval"):
         assert word in texts
     assert len([axes for axes in figure.axes if axes.images]) == 1 + 6 + 3
     outcome = dtrak("card", "ready", "seed-99.png", cwd=tmp_path)

@@ -67,6 +67,7 @@ def measure(
                 lds + 2,
             ),
             0.1,
+            5.0,
             2.0,
             Cost(),
             0.0,
@@ -364,8 +365,8 @@ def test_credit_of_one_picture_is_its_shares(run: Run) -> None:
     assert [share for _, share in kept["groups"]] == pytest.approx(expected, abs=0.006)
     assert kept["shares"].keys() == {"trak", "d-trak", "random"}
     for row, largest in zip(shares, kept["shares"]["trak"], strict=True):
-        assert [place for place, _ in largest] == np.argsort(-row, kind="stable")[:12].tolist()
-        assert [share for _, share in largest] == pytest.approx(np.sort(100 * row)[::-1][:12], abs=0.051)
+        assert [place for place, *_ in largest] == np.argsort(-row, kind="stable")[:12].tolist()
+        assert [share for _, share, *_ in largest] == pytest.approx(np.sort(100 * row)[::-1][:12], abs=0.051)
 
 
 def test_pictures_beyond_the_budget_become_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

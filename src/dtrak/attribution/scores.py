@@ -6,7 +6,7 @@ that was used as `damping` (relative, absolute, directions kept, rank) with its 
 """
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrak.attribution import score_tables as tables
 from dtrak.attribution import showing
+from dtrak.attribution.score_tables import COLUMN
 from dtrak.attribution.used_damping import UsedDamping
 from dtrak.errors import DtrakError, UsageError
-from dtrak.files import readable, write_bytes, write_text
+from dtrak.files import write_bytes, write_text
+from dtrak.images.metadata import plain_column
 from dtrak.noise import stream
-from dtrak.spreadsheets import harmless, quoting
 
 if TYPE_CHECKING:
     import pandas
 
     from dtrak.figures import PaperFigure
     from dtrak.images.images import Images
-
-COLUMN = "train_column."
-RESERVED = ("query", "rank", "train", "score", "method", "damping")  # heads of a table that are no columns of images
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Credit:
-    """A group's share of the positive influence, with its 95% interval over the queries."""
+    """A group's share of the positive influence, with its 95% interval."""
 
     group: Any
     share: float
@@ -118,13 +117,15 @@ class Scores:
         """
         return showing.plot_credit(self, by, groups)
 
-    def plot_self_influence(self, each: int = 4, classes: int = 10, *, train: "Images | None" = None) -> "PaperFigure":
-        """Draw the most and the least self-influential training images of the largest classes.
+    def plot_self_influence(
+        self, each: int = 4, classes: int = 10, *, least: int | None = None, train: "Images | None" = None
+    ) -> "PaperFigure":
+        """Draw the `each` most and the `least` least self-influential training images of the largest classes.
 
         >>> import dtrak
         >>> dtrak.open_run("runs/digits").scores().plot_self_influence().save("self-influence.pdf")
         """
-        return showing.plot_self_influence(self, each, classes, train)
+        return showing.plot_self_influence(self, each, classes, least, train)
 
     def top(self, count: int = 5) -> list[list[Match]]:
         """Return the `count` strongest proponents of each query, the strongest first.
@@ -152,8 +153,8 @@ class Scores:
     def credit(self, by: str, resamples: int = 1000) -> list[Credit]:
         """Return each group's share of the positive scores, the largest first.
 
-        share_g = mean over queries of Σ_{n in g} max(τ_n, 0) / Σ_n max(τ_n, 0); the interval is that of a bootstrap
-        over queries. Groups are the values of the column `by`.
+        share_g = mean over queries of Σ_{n in g} max(τ_n, 0) / Σ_n max(τ_n, 0). The interval is that of a bootstrap
+        over queries; for one query, it is that of `share_intervals`. Groups are the values of the column `by`.
 
         >>> import dtrak
         >>> credits = dtrak.Scores.load("runs/digits/scores.npz").credit(by="label")
@@ -162,8 +163,11 @@ class Scores:
         """
         groups, shares = self.shares(by)
         queries = len(shares)
-        drawn = stream("credit").multinomial(queries, np.full(queries, 1 / queries), size=resamples)  # [R, Q]
-        low, high = np.percentile(drawn @ shares / queries, [2.5, 97.5], axis=0)
+        if queries == 1:
+            low, high = self.share_intervals(by)[0].T
+        else:
+            drawn = stream("credit").multinomial(queries, np.full(queries, 1 / queries), size=resamples)  # [R, Q]
+            low, high = np.percentile(drawn @ shares / queries, [2.5, 97.5], axis=0)
         share = shares.mean(0)
         return [
             Credit(groups[g].item(), float(share[g]), float(low[g]), float(high[g]))
@@ -178,6 +182,24 @@ class Scores:
         totals = sums.sum(1, keepdims=True)
         return groups, np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
 
+    def share_intervals(self, by: str) -> NDArray[np.float64]:
+        """Return the 95% interval of each query's shares, [Q, G, 2], if groups had shown other images of their own.
+
+        When the images of every group are drawn again with replacement, the sum S_g of a group's positive scores p_n
+        has the variance V_g = Σ_{n in g} p_n² − S_g² / |g|. To first order, with S = Σ S_g and V = Σ V_g, the variance
+        of its share is ((S − S_g)² V_g + S_g² (V − V_g)) / S⁴.
+        """
+        groups, membership = np.unique(self.groups(by), return_inverse=True)
+        positive = self.values.clip(min=0).astype(np.float64)
+        of_group = membership[:, None] == np.arange(len(groups))  # [N, G]
+        sums, counts = positive @ of_group, of_group.sum(0)
+        variances = (positive**2 @ of_group - sums**2 / counts).clip(min=0)
+        total, all_variance = sums.sum(1, keepdims=True), variances.sum(1, keepdims=True)
+        spread = (total - sums) ** 2 * variances + sums**2 * (all_variance - variances)
+        deviation = np.sqrt(np.divide(spread, total**4, out=np.zeros_like(spread), where=total > 0))
+        share = np.divide(sums, total, out=np.zeros_like(sums), where=total > 0)
+        return np.stack([share - 1.96 * deviation, share + 1.96 * deviation], axis=-1).clip(0, 1)
+
     def sizes(self, by: str) -> NDArray[np.int64]:
         """Return the number of training images in each of these groups, [G]."""
         return np.unique(self.groups(by), return_counts=True)[1]
@@ -187,7 +209,7 @@ class Scores:
         if by not in self.columns:
             known = ", ".join(self.columns) or "none"
             raise UsageError(f"the training images have no column {by!r}: there is {known}")
-        return _plain(self.columns[by])
+        return plain_column(self.columns[by])
 
     def to_pandas(self, top: int | None = None) -> "pandas.DataFrame":
         """Return a line for each query and training image: query, rank, train, score and the columns of the image.
@@ -195,41 +217,15 @@ class Scores:
         The strongest image of a query comes first. `top` is the number of lines for each query; None means all N. If
         a column of the images has the name of another column of the table, it is called train_column.NAME.
         """
-        import pandas
-
-        order = np.argsort(-self.values, axis=1, kind="stable")[:, :top]  # [Q, top]
-        queries, ranks = np.indices(order.shape)
-        flat = order.ravel()
-        return pandas.DataFrame(
-            {
-                "query": _texts(self.query_ids, readable)[queries.ravel()],
-                "rank": ranks.ravel() + 1,
-                "train": _texts(self.train_ids, readable)[flat],
-                "score": self.values[queries.ravel(), flat],
-                **{_head(name): _texts(column, readable)[flat] for name, column in self.columns.items()},
-            }
-        )
+        return tables.frame(self, top)
 
     def to_csv(self, path: str | Path, top: int | None = None) -> None:
         """Write `to_pandas` as a .csv file, with text as `spreadsheets.original` reads it."""
         write_text(Path(path), self.csv(top))
 
     def csv(self, top: int | None = None, *, header: bool = True, with_method: bool = False) -> str:
-        """Return the text of such a file."""
-        safe = replace(
-            self,
-            train_ids=_texts(self.train_ids, harmless),
-            query_ids=_texts(self.query_ids, harmless),
-            columns={harmless(name): _texts(column, harmless) for name, column in self.columns.items()},
-        )
-        table = safe.to_pandas(top)
-        if self.damping is not None:  # λ ÷ the mean eigenvalue
-            table = table.assign(damping=float(f"{self.damping.relative:.6g}"))
-        if with_method:
-            table = table.assign(method=harmless(self.method))
-        texts = [one for array in (safe.train_ids, safe.query_ids, *safe.columns.values()) for one in array.tolist()]
-        how = quoting(str(one) for one in [*texts, *safe.columns])
-        return str(table.to_csv(index=False, header=header, quoting=how))
+        """Return the text of such a file. Where λ is known, a column `damping` has it, ÷ the mean eigenvalue."""
+        return tables.csv_text(self, top, header, with_method)
 
     def save(self, path: str | Path) -> None:
         save_scores(path, {self.method: self})
@@ -265,7 +261,7 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
         "query_ids": first.query_ids,
         "methods": np.array([one.method for one in every]),
     }
-    arrays |= {COLUMN + name: _plain(values) for name, values in first.columns.items()}
+    arrays |= {COLUMN + name: plain_column(values) for name, values in first.columns.items()}
     if any(one.self_influence is not None for one in every):
         unknown = np.full(len(first.train_ids), np.nan, dtype=np.float32)
         rows = [unknown if one.self_influence is None else one.self_influence for one in every]
@@ -361,22 +357,3 @@ def refuse_not_finite(
             f"{what}: {method} scores training image {train_ids[image]} for the query {query_ids[query]} with "
             f"{values[query, image]}, which is no score"
         )
-
-
-def _plain(column: NDArray[Any]) -> NDArray[Any]:
-    """Turn a column with gaps into text: an array of objects cannot be sorted, or stored without pickle."""
-    if column.dtype.kind != "O":
-        return column
-    return np.array(["" if value is None else str(value) for value in column])
-
-
-def _head(column: str) -> str:
-    """Return the name that a column of the images has in a table."""
-    return COLUMN + column if column in RESERVED else readable(column)
-
-
-def _texts(array: NDArray[Any], change: Callable[[str], str]) -> NDArray[Any]:
-    """Return the array with every text changed."""
-    if array.dtype.kind not in "OU":
-        return array
-    return np.fromiter((change(one) if isinstance(one, str) else one for one in array.tolist()), dtype=np.object_)

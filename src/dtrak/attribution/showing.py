@@ -78,11 +78,14 @@ def plot_credit(scores: "Scores", by: str, groups: int) -> "PaperFigure":
     return credit(scores.credit(by), of_training, groups)
 
 
-def plot_self_influence(scores: "Scores", each: int, classes: int, train: "Images | None") -> "PaperFigure":
+def plot_self_influence(
+    scores: "Scores", each: int, classes: int, least: int | None, train: "Images | None"
+) -> "PaperFigure":
     """Draw the most and least self-influential training images of each class."""
     from dtrak.figures import self_influence
 
-    return self_influence(self_influence_by_class(scores, each, classes), images(scores, train))
+    found = self_influence_by_class(scores, max(each, least or 0), classes)
+    return self_influence(found, images(scores, train), least)
 
 
 def images(scores: "Scores", train: "Images | None") -> "Images":

@@ -31,8 +31,13 @@ if TYPE_CHECKING:
 ROW = 0.3  # inches, the height of the row of a method or a group
 
 
-def lds_bars(methods: Mapping[str, "MethodLDS"], ceiling: float | None = None) -> PaperFigure:
-    """Draw the LDS of each method with the 95% interval of its bootstrap, and the noise ceiling if it is known."""
+def lds_bars(
+    methods: Mapping[str, "MethodLDS"], ceiling: float | None = None, perfect: float | None = None
+) -> PaperFigure:
+    """Draw the LDS of each method with the 95% interval of its bootstrap.
+
+    What perfect scores would reach is marked if it is known, or else the noise ceiling.
+    """
     names, found = list(methods), list(methods.values())
     with matplotlib.rc_context(STYLE):
         figure = PaperFigure(figsize=(WIDTH, 0.65 + ROW * len(names)), layout="constrained")
@@ -45,9 +50,10 @@ def lds_bars(methods: Mapping[str, "MethodLDS"], ceiling: float | None = None) -
         for row, one in enumerate(found):
             text = f"{one.lds:.1f} ± {one.std:.1f}".replace("-", "−")
             axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", ha="left")
-        if ceiling is not None:
-            axes.axvline(ceiling, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
-            axes.text(ceiling, 1.01, "perfect scores", transform=axes.get_xaxis_transform(), ha="center", color=FAINT)
+        limit, name = (ceiling, "noise ceiling") if perfect is None else (perfect, "perfect scores")
+        if limit is not None:
+            axes.axvline(limit, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
+            axes.text(limit, 1.01, name, transform=axes.get_xaxis_transform(), ha="center", color=FAINT)
         axes.axvline(0, color=INK, linewidth=0.6)
         axes.set_yticks(rows, names)
         axes.set_ylim(len(names) - 0.5, -0.5)  # the first method on top

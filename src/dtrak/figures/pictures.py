@@ -74,18 +74,22 @@ def proponents_and_opponents(
     return _sheet({"query": 1, "proponents": top, "opponents": bottom}, rows)
 
 
-def self_influence(found: "SelfInfluence", train: "Images") -> PaperFigure:
+def self_influence(found: "SelfInfluence", train: "Images", least: int | None = None) -> PaperFigure:
     """Draw the most and least self-influential training images of each class, a row for each class.
 
-    `train` has all training images of the scores, in their order.
+    `train` has all training images of the scores, in their order. With `least`, fewer of the least are drawn.
     """
     cell = partial(_cell, train, format_score=plain)
+    each = max(len(one.most) for one in found.classes)
+    fewest = each if least is None else least
     rows = [
-        Row(str(one.name) if found.column else "", [[cell(match) for match in part] for part in (one.most, one.least)])
+        Row(
+            str(one.name) if found.column else "",
+            [[cell(match) for match in part] for part in (one.most[:each], one.least[:fewest])],
+        )
         for one in found.classes
     ]
-    each = max(len(one.most) for one in found.classes)
-    return _sheet({"most self-influential": each, "least self-influential": each}, rows)
+    return _sheet({"most self-influential": each, "least self-influential": fewest}, rows)
 
 
 def _cell(images: "Images", match: "Match", format_score: Callable[[float], str]) -> Cell:

@@ -39,7 +39,6 @@ class CardContent:
     scores: Scores  # of this picture alone
     train: Images  # the training images of the scores, in their order
     trust: str
-    others: Scores | None = None  # of all pictures, for the interval of a group's usual share
 
 
 def card_of_run(run: Run, picture: str, method: str | None = None) -> PaperFigure:
@@ -56,7 +55,7 @@ def card_of_run(run: Run, picture: str, method: str | None = None) -> PaperFigur
     words = trust_words(run, trust_of(run), scores.method)
     name, summary = run.folder.resolve().name, run.recipe.summary
     one = scores.one(int(places[0]))
-    return card(CardContent(name, summary, pixels, one, scores.train, words, scores))
+    return card(CardContent(name, summary, pixels, one, scores.train, words))
 
 
 def card(content: CardContent) -> PaperFigure:
@@ -93,25 +92,25 @@ def _row(
 
 
 def _credit(figure: PaperFigure, content: CardContent, column: str) -> None:
-    """Draw the largest shares of this picture's positive scores, and how large they are over all pictures."""
-    names, (shares,) = content.scores.shares(column)
-    usual = {} if content.others is None else {one.group: one for one in content.others.credit(column)}
-    order = np.argsort(-shares, kind="stable")[:GROUPS]
-    figure.text(0.37, 0.325, f"Credit by {column}: share of the positive scores", fontsize=9, va="center")
-    axes = figure.add_axes((0.45, 0.145, 0.22, 0.16))
-    axes.barh(range(len(order)), 100 * shares[order], 0.65, color=PALE[0], edgecolor=FOR, linewidth=0.5)
-    axes.set_yticks(range(len(order)), [str(names[g])[:14] for g in order], fontsize=7)
-    axes.set_ylim(max(len(order), 4) - 0.5, -0.5)
+    """Draw the largest shares of this picture's positive scores, with their 95% intervals."""
+    found = content.scores.credit(column)[:GROUPS]
+    figure.text(
+        0.37, 0.325, f"Credit by {column}: share of the positive scores, and its 95% interval", fontsize=9, va="center"
+    )
+    axes = figure.add_axes((0.45, 0.145, 0.33, 0.16))
+    rows, shares = np.arange(len(found)), np.array([100 * one.share for one in found])
+    ends = 100 * np.array([[one.share - one.low, one.high - one.share] for one in found]).T.clip(min=0)
+    axes.barh(rows, shares, 0.65, color=PALE[0])
+    axes.errorbar(shares, rows, xerr=ends, fmt="none", ecolor=FOR, elinewidth=1.6)
+    axes.set_yticks(rows, [str(one.group)[:14] for one in found], fontsize=7)
+    axes.set_ylim(max(len(found), 4) - 0.5, -0.5)
+    axes.set_xlim(left=0)
     axes.tick_params(length=0)
     axes.set_xticks([])
     axes.spines[:].set_visible(False)
-    for row, g in enumerate(order):
-        texts = [f"{100 * shares[g]:.1f}%"]
-        if (of_all := usual.get(names[g].item())) is not None:
-            low, high = 100 * of_all.low, 100 * of_all.high
-            texts.append(f"over all pictures {100 * of_all.share:.1f}% ({low:.1f} to {high:.1f})")
-        for place, text in zip((1.03, 1.3), texts, strict=False):
-            axes.text(place, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7)
+    for row, one in enumerate(found):
+        text = f"{100 * one.share:.1f}% ({100 * one.low:.1f} to {100 * one.high:.1f})"
+        axes.text(1.03, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7)
 
 
 def _small_print(figure: PaperFigure, content: CardContent) -> None:

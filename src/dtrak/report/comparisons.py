@@ -49,14 +49,10 @@ class Measurement:
     note: str  # how the damping was found
     settings: Mapping[str, Any]  # empty if the file does not have them
 
-    @property
-    def limit(self) -> float | None:
-        """Return what perfect scores would reach, or else the noise ceiling."""
-        return self.ceiling if self.perfect is None else self.perfect
-
     def differences(self, attribution: Mapping[str, Any]) -> list[str]:
         """Describe each setting in which these scores differ from those of the run's attribution."""
-        return [
+        checkpoint = self.settings.get("checkpoint")
+        return [f"the checkpoint {checkpoint}, not the final model"] * (checkpoint is not None) + [
             f"{_name(setting)} {_described(self.settings[setting])}, not {_described(attribution[setting])}"
             for setting in SCORE_SETTINGS
             if setting in self.settings

@@ -18,7 +18,11 @@ def run_figure(run: Run, kind: str, method: str | None, queries: str, top: int, 
     check_known("kind of figure", kind, list(KINDS))
     if kind in ("lds", "curve"):
         measured = _measured(run)
-        return lds_bars(measured[0].methods, measured[0].limit) if kind == "lds" else _curve(run, measured)
+        return (
+            lds_bars(measured[0].methods, measured[0].ceiling, measured[0].perfect)
+            if kind == "lds"
+            else _curve(run, measured)
+        )
     scores = run.scores(method or _first_method(run))
     draw: dict[str, Callable[[], PaperFigure]] = {
         "proponents": lambda: scores.plot(int(queries) if queries.isdecimal() else queries.split(","), top),
