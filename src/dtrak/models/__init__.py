@@ -39,6 +39,11 @@ def load_model(source: str, lora: str | None = None, prompt: str | None = None) 
 
     `lora` is a folder, file or hub id of LoRA weights for the pipeline `source`, and `prompt` the template of its
     images' prompts, such as "a {label} painting".
+
+    >>> import dtrak
+    >>> dtrak.load_model("runs/digits/model")
+    DiffusionModel from runs/digits/model: UNet2DModel, 176,849 parameters
+    images of 8 × 8 pixels, grey; 1,000 timesteps; on cpu
     """
     from dtrak.models.pipelines import local_folder
 
