@@ -48,8 +48,8 @@ def prepare(
         model, device = load_model(str(model)), device or devices()[0]
     train = train if isinstance(train, Images) else load_images(str(train))
     queries = queries if isinstance(queries, Images) else load_images(str(queries))
-    if model.prompts is not None:
-        model.prompts.check(train)
+    if model.conditions is not None:
+        model.conditions.check(train)
     model = model.fitted_to(train.shape)
     model.check_fits(queries.shape, queries.source)
     model.to(device or model.device)

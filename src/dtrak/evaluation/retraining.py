@@ -240,8 +240,8 @@ def _as_arrays(inputs: ModelInputs) -> Arrays:
         if column in images.columns:
             values = images.columns[column]
             arrays[key] = values if values.dtype.kind in "iuU" else values.astype(str)
-    if inputs.prompts:
-        arrays[PROMPT] = np.array(inputs.prompts)
+    if inputs.texts:
+        arrays[PROMPT] = np.array(inputs.texts)
     return arrays
 
 

@@ -42,7 +42,7 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
         "damping": exploration.damping,
         "kept": {"pictures": MAX_PICTURES, "bytes": MAX_BYTES},
         "steps": run.recipe.generation.steps,
-        "prompts": run.recipe.family.takes_prompts,
+        "prompts": run.recipe.is_conditional,
         "width": width,
         "height": height,
         "pixelated": max(height, width) <= SMALL,
