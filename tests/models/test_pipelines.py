@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from dtrak.errors import UsageError
 from dtrak.models import load_model, new_model, save_model
-from dtrak.models.settings import LoRA, StableDiffusionSettings
+from dtrak.models.families.stable_diffusion import StableDiffusionSettings
+from dtrak.models.settings import LoRA
 from hub import hub_of
 from tiny_stable_diffusion import SIDE
 
@@ -60,7 +61,7 @@ def test_weights_in_every_form(base: Path, form: str, tmp_path: Path) -> None:
     for part, other in (
         (expected.network, found.network),
         (expected.autoencoder.network, found.autoencoder.network),
-        (expected.prompts.encoder.network, found.prompts.encoder.network),
+        (expected.prompts.encoder.pipeline.text_encoder, found.prompts.encoder.pipeline.text_encoder),
     ):
         for (name, value), same in zip(part.named_parameters(), other.parameters(), strict=True):
             assert same.dtype == torch.float32, name

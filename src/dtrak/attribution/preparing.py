@@ -17,9 +17,12 @@ from dtrak.methods import EVERY_METHOD, Method, chosen_methods, needed_by
 from dtrak.progress import say
 
 if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
     from dtrak.models import DiffusionModel
 
-Model = Union["DiffusionModel", str, Path]  # a model, or what `load_model` takes
+# A model, a pipeline of diffusers, or what `load_model` takes.
+Model = Union["DiffusionModel", "DiffusionPipeline", str, Path]
 Data = Images | str | Path  # images, or what `load_images` takes
 
 
@@ -40,12 +43,14 @@ def prepare(
     With `tries_dampings`, the caller will try fixed dampings, so the features that the rule `auto` compares are not
     needed, whatever the settings say.
     """
-    from dtrak.models import DiffusionModel, load_model
+    from dtrak.models import load_model, wrap
 
     chosen = chosen_methods(methods)
     check_objective(chosen, settings.objective)
-    if not isinstance(model, DiffusionModel):
+    if isinstance(model, str | Path):
         model, device = load_model(str(model)), device or devices()[0]
+    else:
+        model = wrap(model)
     train = train if isinstance(train, Images) else load_images(str(train))
     queries = queries if isinstance(queries, Images) else load_images(str(queries))
     if model.conditions is not None:

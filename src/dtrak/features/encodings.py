@@ -90,7 +90,7 @@ def computed_or_read(
                 parts = []
                 for start in range(0, len(rows), few):
                     part = rows[start : start + few]
-                    parts.append(compute(part).flatten(1).cpu())
+                    parts.append(compute(part).reshape(len(part), -1).cpu())
                     advance(len(part))
                 return torch.cat(parts)[None]
 

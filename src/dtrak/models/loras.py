@@ -161,6 +161,7 @@ def touches_text(lora: str) -> bool:
     from safetensors import SafetensorError, safe_open
 
     path = local_lora(lora)
+    check_files(path)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     if any(file.suffix != ".safetensors" for file in files) or not files:
         return True  # it cannot be told without reading a pickle
