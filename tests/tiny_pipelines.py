@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from diffusers import (
+    AuraFlowPipeline,
+    AuraFlowTransformer2DModel,
+    AutoencoderDC,
     AutoencoderKL,
     DDIMScheduler,
-    DDPMScheduler,
     DiTPipeline,
     DiTTransformer2DModel,
     DPMSolverMultistepScheduler,
@@ -17,13 +19,20 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
+    LDMPipeline,
+    Lumina2Pipeline,
+    Lumina2Transformer2DModel,
     PixArtAlphaPipeline,
     PixArtSigmaPipeline,
     PixArtTransformer2DModel,
+    SanaPipeline,
+    SanaTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
+    UNet2DModel,
+    VQModel,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -31,9 +40,13 @@ from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    Gemma2Config,
+    Gemma2Model,
     PreTrainedTokenizerFast,
     T5Config,
     T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
 )
 
 SIDE, TOKENS, WIDTH = 16, 24, 16
@@ -161,9 +174,7 @@ def flux(folder: Path, guidance: bool = True) -> Any:
         guidance_embeds=guidance,
     )
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
-    return FluxPipeline(
-        scheduler, vae(shift_factor=0.06), clip(words, False), words, t5(letters), letters, transformer
-    )
+    return FluxPipeline(scheduler, vae(shift_factor=0.06), clip(words, False), words, t5(letters), letters, transformer)
 
 
 def pixart(folder: Path, kind: Any = PixArtSigmaPipeline, large: bool = False) -> Any:
@@ -204,12 +215,133 @@ def dit(folder: Path) -> Any:
     return DiTPipeline(transformer, vae(), DDIMScheduler(clip_sample=False), id2label=names)
 
 
+def latent_diffusion(folder: Path, autoencoder: Any = None) -> Any:
+    vq = VQModel(
+        block_out_channels=(8, 16),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        norm_num_groups=4,
+        latent_channels=4,
+        num_vq_embeddings=16,
+    )
+    unet = UNet2DModel(
+        sample_size=SIDE // 2,
+        in_channels=4,
+        out_channels=4,
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=4,
+        norm_num_groups=4,
+    )
+    return LDMPipeline(autoencoder or vq, unet, DDIMScheduler(**BETAS, clip_sample=False))
+
+
+def latent_diffusion_kl(folder: Path) -> Any:
+    return latent_diffusion(folder, vae())
+
+
+def gemma(tokenizer: Any) -> Gemma2Model:
+    config = Gemma2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        pad_token_id=0,
+    )
+    return Gemma2Model(config)
+
+
+def sana(folder: Path) -> Any:
+    letters = letter_tokenizer()
+    autoencoder = AutoencoderDC(
+        latent_channels=4,
+        attention_head_dim=2,
+        encoder_block_types=("ResBlock", "EfficientViTBlock"),
+        decoder_block_types=("ResBlock", "EfficientViTBlock"),
+        encoder_block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        encoder_layers_per_block=(1, 1),
+        decoder_layers_per_block=(1, 1),
+        encoder_qkv_multiscales=((), (5,)),
+        decoder_qkv_multiscales=((), (5,)),
+        downsample_block_type="conv",
+        upsample_block_type="interpolate",
+        decoder_norm_types="rms_norm",
+        decoder_act_fns="silu",
+        scaling_factor=0.41407,
+    )
+    transformer = SanaTransformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=4,
+        num_layers=1,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=4,
+        cross_attention_dim=8,
+        caption_channels=WIDTH,
+        sample_size=SIDE // 2,
+        patch_size=1,
+    )
+    scheduler = DPMSolverMultistepScheduler(use_flow_sigmas=True, flow_shift=3.0, prediction_type="flow_prediction")
+    return SanaPipeline(letters, gemma(letters), autoencoder, transformer, scheduler)
+
+
+def aura_flow(folder: Path) -> Any:
+    letters = letter_tokenizer()
+    transformer = AuraFlowTransformer2DModel(
+        sample_size=SIDE // 2,
+        patch_size=2,
+        in_channels=4,
+        num_mmdit_layers=1,
+        num_single_dit_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=WIDTH,
+        caption_projection_dim=16,
+        pos_embed_max_size=64,
+    )
+    encoder = UMT5EncoderModel(
+        UMT5Config(vocab_size=len(letters), d_model=WIDTH, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    )
+    return AuraFlowPipeline(letters, encoder, vae(), transformer, FlowMatchEulerDiscreteScheduler(shift=1.73))
+
+
+def lumina(folder: Path) -> Any:
+    letters = letter_tokenizer()
+    transformer = Lumina2Transformer2DModel(
+        sample_size=SIDE // 2,
+        patch_size=2,
+        in_channels=4,
+        hidden_size=24,
+        num_layers=1,
+        num_refiner_layers=1,
+        num_attention_heads=3,
+        num_kv_heads=1,
+        multiple_of=2,
+        axes_dim_rope=(4, 2, 2),
+        axes_lens=(512, 32, 32),
+        cap_feat_dim=WIDTH,
+    )
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=6.0)
+    return Lumina2Pipeline(transformer, scheduler, vae(shift_factor=0.06), gemma(letters), letters)
+
+
 MAKERS: dict[str, Callable[[Path], Any]] = {
     "stable-diffusion-xl": stable_diffusion_xl,
     "stable-diffusion-3": stable_diffusion_3,
     "flux": flux,
     "pixart": pixart,
     "dit": dit,
+    "latent-diffusion": latent_diffusion,
+    "sana": sana,
+    "aura-flow": aura_flow,
+    "lumina": lumina,
 }
 
 
@@ -224,6 +356,3 @@ def save_tiny(kind: str, folder: Path, make: Callable[[Path], Any] | None = None
                     torch.nn.init.normal_(value, std=0.05)
     pipeline.save_pretrained(folder, safe_serialization=True)
     return folder
-
-
-__all__ = ["DDPMScheduler", "save_tiny"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, DiffusionPipeline, DiTPipeline
+from diffusers import DDIMScheduler, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from torch import Tensor
 
@@ -19,9 +19,11 @@ from dtrak.images.images import Images
 from dtrak.models import load_model
 from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
-from tiny_pipelines import MAKERS, SIDE, pixart_alpha, save_tiny
+from tiny_pipelines import MAKERS, SIDE, latent_diffusion_kl, pixart_alpha, save_tiny
+from training_losses import FLOWS, latents_by_diffusers, network_of, training_loss
 
-FAMILIES = [*MAKERS, "pixart-alpha"]
+OTHERS = {"pixart-alpha": pixart_alpha, "latent-diffusion-kl": latent_diffusion_kl}
+FAMILIES = [*MAKERS, *OTHERS]
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
 TIMESTEPS = (100, 700)
 
@@ -33,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def folder(kind: str) -> Path:
         if kind not in made:
-            made[kind] = save_tiny(kind, home / kind, pixart_alpha if kind == "pixart-alpha" else None)
+            made[kind] = save_tiny(kind, home / kind, OTHERS.get(kind))
             if kind == "dit":  # diffusers' own folders of DiT have the names of their classes here
                 index = made[kind] / "model_index.json"
                 names = {"0": "disc, circle", "1": "stripe", "2": "diamond"}
@@ -62,87 +64,16 @@ def open_by_diffusers(folder: Path) -> Any:
     return pipeline
 
 
-def network_of(pipeline: Any) -> Any:
-    return (pipeline.unet if hasattr(pipeline, "unet") else pipeline.transformer).eval()
-
-
-def words_of(images: Images) -> list[str]:
-    return [str(one) for one in images.columns["caption"]]
-
-
-@torch.no_grad()
-def latents_by_diffusers(pipeline: Any, images: Images) -> Tensor:
-    config = pipeline.vae.config
-    latents = pipeline.vae.encode(images.tensor(range(len(images)))).latent_dist.mode()
-    return (latents - (config.shift_factor or 0.0)) * config.scaling_factor
-
-
-def loss_of_training(kind: str, pipeline: Any, latents: Tensor, noise: Tensor, t: int, images: Images) -> Tensor:
-    """As diffusers' scripts for training compute it, for one image."""
-    network = network_of(pipeline)
-    prompts = words_of(images)
-    if kind in ("stable-diffusion-3", "flux"):
-        scheduler = pipeline.scheduler
-        sigma, timestep = scheduler.sigmas[999 - t], scheduler.timesteps[999 - t].view(1)
-        noisy = (1.0 - sigma) * latents + sigma * noise
-        if kind == "flux":
-            with torch.no_grad():
-                words, pooled, text_ids = pipeline.encode_prompt(prompts, prompts)
-            height, width = latents.shape[2:]
-            output = network(
-                hidden_states=pipeline._pack_latents(noisy, 1, latents.shape[1], height, width),
-                timestep=timestep / 1000,
-                guidance=torch.tensor([3.5]),
-                pooled_projections=pooled,
-                encoder_hidden_states=words,
-                txt_ids=text_ids,
-                img_ids=pipeline._prepare_latent_image_ids(1, height // 2, width // 2, "cpu", torch.float32),
-                return_dict=False,
-            )[0]
-            predicted = pipeline._unpack_latents(output, SIDE, SIDE, pipeline.vae_scale_factor)
-        else:
-            with torch.no_grad():
-                words, _, pooled, _ = pipeline.encode_prompt(prompts, prompts, prompts)
-            predicted = network(
-                hidden_states=noisy, timestep=timestep, encoder_hidden_states=words, pooled_projections=pooled
-            ).sample
-        return (predicted - (noise - latents)).square().mean()
-    betas = DDIMScheduler.from_config(pipeline.scheduler.config)
-    timestep = torch.tensor([t])
-    noisy = betas.add_noise(latents, noise, timestep)
-    if kind == "stable-diffusion-xl":
-        with torch.no_grad():
-            words, _, pooled, _ = pipeline.encode_prompt(prompts)
-        added = {"text_embeds": pooled, "time_ids": torch.tensor([[SIDE, SIDE, 0, 0, SIDE, SIDE]])}
-        predicted = network(noisy, timestep, words, added_cond_kwargs=added).sample
-    elif kind.startswith("pixart"):
-        with torch.no_grad():
-            words, mask, _, _ = pipeline.encode_prompt(prompts)
-        added = {"resolution": None, "aspect_ratio": None}
-        if kind == "pixart-alpha":
-            added = {"resolution": torch.tensor([[SIDE, SIDE]]).float(), "aspect_ratio": torch.tensor([[1.0]])}
-        predicted = network(
-            noisy,
-            encoder_hidden_states=words,
-            encoder_attention_mask=mask,
-            timestep=timestep,
-            added_cond_kwargs=added,
-        ).sample.chunk(2, 1)[0]
-    else:
-        label = {"circle": 0, "stripe": 1, "2": 2}[str(images.columns["label"][0])]
-        output = network(noisy, timestep=timestep, class_labels=torch.tensor([label])).sample
-        predicted = output.chunk(2, 1)[0]
-    return (predicted - noise).square().mean()
+def told_as_text(images: Images) -> list[str]:
+    return [str(one) for one in images.columns["label" if "label" in images.columns else "caption"]]
 
 
 def compare_features(kind: str, model: Any, pipeline: Any, images: Images, folder: Path) -> None:
     """Compare features, the mean over timesteps and every copy apart, with autograd's gradients."""
     named = {
-        name: value
-        for name, value in network_of(pipeline).named_parameters()
-        if not model.has_lora or "lora_" in name
+        name: value for name, value in network_of(pipeline).named_parameters() if not model.has_lora or "lora_" in name
     }
-    latents = latents_by_diffusers(pipeline, images)
+    latents = latents_by_diffusers(pipeline, images.tensor(range(len(images))))
     assert torch.allclose(model_inputs(model, images).tensor(range(len(images))), latents, atol=1e-5)
     settings = FeatureSettings(timesteps=",".join(map(str, TIMESTEPS)), projection="identity")
     mean = featurize(model, images, ["simple"], settings, folder, "mean")["simple"].numpy()
@@ -152,7 +83,7 @@ def compare_features(kind: str, model: Any, pipeline: Any, images: Images, folde
         rows = []
         for t in TIMESTEPS:
             noise = gaussian(tuple(latents.shape[1:]), 0, t, 0)[None]
-            loss = loss_of_training(kind, pipeline, latents[row : row + 1], noise, t, images.select([row]))
+            loss = training_loss(kind, pipeline, latents[row : row + 1], noise, t, told_as_text(images)[row])
             found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
             rows.append(torch.cat([one.flatten() for one in found]))
         close(torch.from_numpy(mean[row]), torch.stack(rows).mean(0))
@@ -202,22 +133,28 @@ def save_peft(network: Any, folder: Path) -> None:
 def drawn_by_diffusers(kind: str, pipeline: Any, prompts: Sequence[str], start: Tensor, guidance: float) -> Tensor:
     """Five steps through the timesteps that dtrak's solver passes."""
     settings: dict[str, Any] = {"num_inference_steps": 5, "guidance_scale": guidance, "output_type": "pt"}
-    if kind in ("stable-diffusion-3", "flux"):
-        # pipelines shift the σ that they are given, so that they are given those without a shift
-        wanted = torch.tensor([(t + 1) / 1000 for t in (999, 749, 500, 250, 0)])
+    if kind in FLOWS:
+        shift = {"shift": 3.0} if kind == "sana" else {}
+        pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(
+            pipeline.scheduler.config, use_dynamic_shifting=False, **shift
+        )
+        # the scheduler shifts the σ that it is given, so that they are given without a shift
+        settings |= {"sigmas": [(t + 1) / 1000 for t in (999, 749, 500, 250, 0)]}
         if kind == "flux":
-            pipeline.scheduler.register_to_config(use_dynamic_shifting=False, shift=1.0)
             start = pipeline._pack_latents(start, len(start), *start.shape[1:])
-        settings |= {"sigmas": wanted.tolist()}
     else:
         pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, clip_sample=False)
-    if kind.startswith("pixart"):
+    if kind in ("pixart", "sana"):
         settings |= {"use_resolution_binning": False, "clean_caption": False}
+    if kind == "lumina":
+        settings |= {"cfg_normalization": False}
+    if kind in ("aura-flow", "lumina"):
+        settings |= {"negative_prompt": [""] * len(prompts)}
     images: Tensor = pipeline(list(prompts), latents=start, height=SIDE, width=SIDE, **settings).images
     return images
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind != "dit"])
+@pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind not in ("dit", "latent-diffusion")])
 def test_pictures_are_those_that_diffusers_draws(kind: str, folders: Callable[[str], Path]) -> None:
     model = load_model(str(folders(kind))).fitted_to((3, SIDE, SIDE))
     prompts, start = ["a disc by anna", "bert"], torch.stack([gaussian(model.shape, seed, "x_T") for seed in (3, 4)])
@@ -231,13 +168,25 @@ def test_pictures_are_those_that_diffusers_draws(kind: str, folders: Callable[[s
 
 def test_pictures_of_classes(folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     model, pipeline = load_model(str(folders("dit"))), open_by_diffusers(folders("dit"))
-    assert isinstance(pipeline, DiTPipeline)
     start = torch.stack([gaussian(model.shape, seed, "x_T") for seed in (3, 4)])
     monkeypatch.setattr("diffusers.pipelines.dit.pipeline_dit.randn_tensor", lambda **_: start)
     for guidance in (4.0, 1.0):
         drawn = sample(model, [3, 4], 5, prompts=["circle", "2"], guidance=guidance)
         expected = pipeline([0, 2], guidance, num_inference_steps=5, output_type="pt").images
         torch.testing.assert_close((drawn.pictures + 1) / 2, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["latent-diffusion", "latent-diffusion-kl"])
+def test_pictures_without_a_condition(
+    kind: str, folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, pipeline = load_model(str(folders(kind))), open_by_diffusers(folders(kind))
+    start = torch.stack([gaussian(model.shape, seed, "x_T") for seed in (3, 4)])
+    module = "diffusers.pipelines.deprecated.latent_diffusion_uncond.pipeline_latent_diffusion_uncond"
+    monkeypatch.setattr(f"{module}.randn_tensor", lambda *_, **__: start)
+    expected = pipeline(2, num_inference_steps=5, output_type="np").images.transpose(0, 3, 1, 2)
+    drawn = (sample(model, [3, 4], 5).pictures + 1) / 2
+    torch.testing.assert_close(drawn, torch.from_numpy(expected), rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -171,7 +171,7 @@ def test_pipelines_of_other_kinds_are_refused_before_they_are_fetched(
     other = Path(shutil.copytree(base, tmp_path / "hub" / "someone" / "xl"))
     shutil.copytree(other / "text_encoder", other / "text_encoder_2")
     with hub_of(tmp_path / "hub", tmp_path / "cache", monkeypatch) as files:
-        with pytest.raises(UsageError, match="someone/xl: only pipelines with one CLIP text encoder"):
+        with pytest.raises(UsageError, match="someone/xl: its text encoder is not the one CLIP"):
             load_model("someone/xl")
         assert not weights_among(files)
 

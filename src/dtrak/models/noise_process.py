@@ -232,9 +232,11 @@ def is_flow(scheduler: Any) -> bool:
 
 
 def as_flow(scheduler: Any) -> FlowMatchEulerDiscreteScheduler:
-    """Return the scheduler of a flow as Euler's; other schedulers of flows call the shift `flow_shift`."""
-    shift = {"shift": scheduler.config["flow_shift"]} if scheduler.config.get("use_flow_sigmas") else {}
-    return FlowMatchEulerDiscreteScheduler.from_config(scheduler.config, **shift)
+    """Return the scheduler of a flow as Euler's, with the same T and shift."""
+    config = scheduler.config
+    if config.get("use_flow_sigmas"):
+        return FlowMatchEulerDiscreteScheduler(config.num_train_timesteps, config.flow_shift)
+    return FlowMatchEulerDiscreteScheduler.from_config(config)
 
 
 def as_latent(scheduler: Any) -> Any:

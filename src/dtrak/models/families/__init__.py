@@ -3,11 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+from dtrak.models.families.aura_flow import AuraFlow
 from dtrak.models.families.dit import DiT
 from dtrak.models.families.family import Difference, ModelFamily
 from dtrak.models.families.flux import Flux
+from dtrak.models.families.latent_diffusion import LatentDiffusion
+from dtrak.models.families.lumina import Lumina
 from dtrak.models.families.pipeline_family import PipelineFamily
 from dtrak.models.families.pixart import PixArt
+from dtrak.models.families.sana import Sana
 from dtrak.models.families.stable_diffusion import StableDiffusion
 from dtrak.models.families.stable_diffusion_3 import StableDiffusion3
 from dtrak.models.families.stable_diffusion_xl import StableDiffusionXL
@@ -33,6 +37,10 @@ BUILT_IN: dict[str, DDPM | PipelineFamily] = {
     "flux": Flux(),
     "pixart": PixArt(),
     "dit": DiT(),
+    "latent-diffusion": LatentDiffusion(),
+    "sana": Sana(),
+    "aura-flow": AuraFlow(),
+    "lumina": Lumina(),
 }
 FAMILIES: Registry[ModelFamily] = Registry("kind of model", "dtrak.models", BUILT_IN)
 

@@ -108,6 +108,8 @@ class PipelineFamily:
         from dtrak.models.pipelines import load_errors
 
         self.check(folder, source)
+        if lora is not None:
+            loras.local_lora(lora)  # refuses one that is not there, before gigabytes are read
         with load_errors(source):
             parts, kind = opening.parts_of(folder, source, self.usual), self._pipeline_class(folder)
         together = lora is not None and loras.touches_text(lora)
@@ -119,6 +121,8 @@ class PipelineFamily:
             ((lambda: pipeline), False) if together else opening.text_loader(kind, folder, source, parts, precision)
         )
         model = self._model(pipeline, load, large, prompt, source)
+        if prompt is not None and model.prompts is None:
+            raise UsageError(f"prompt {prompt!r}: {source} takes no prompts")
         return model if lora is None else replace(model, source=lora, base=source)
 
     def wrap(self, pipeline: Any, source: str, prompt: str | None) -> "DiffusionModel":
