@@ -131,8 +131,5 @@ def training_loss(kind: str, pipeline: Any, latents: Tensor, noise: Tensor, t: i
 def latents_by_diffusers(pipeline: Any, images: Tensor) -> Tensor:
     vae = pipeline.vqvae if hasattr(pipeline, "vqvae") else pipeline.vae
     encoded_images = vae.encode(images)
-    if hasattr(encoded_images, "latent_dist"):
-        latents = encoded_images.latent_dist.mode()
-    else:
-        latents = encoded_images[0]
+    latents = encoded_images.latent_dist.mode() if hasattr(encoded_images, "latent_dist") else encoded_images[0]
     return (latents - (vae.config.get("shift_factor") or 0.0)) * vae.config.scaling_factor

@@ -235,7 +235,7 @@ def as_flow(scheduler: Any) -> FlowMatchEulerDiscreteScheduler:
     """Return the scheduler of a flow as Euler's, with the same T and shift."""
     config = scheduler.config
     if config.get("use_flow_sigmas"):
-        return FlowMatchEulerDiscreteScheduler(config.num_train_timesteps, config.flow_shift)
+        return FlowMatchEulerDiscreteScheduler(num_train_timesteps=config.num_train_timesteps, shift=config.flow_shift)
     return FlowMatchEulerDiscreteScheduler.from_config(config)
 
 
