@@ -1,4 +1,4 @@
-"""The prediction of each family's network for one image, called as diffusers' pipelines and training scripts call it."""
+"""The prediction of each family's network for one image, called as diffusers' training scripts call it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from dtrak.attribution.attributing import attribute
     from dtrak.attribution.scores import Scores
     from dtrak.images.images import Images, load_images
+    from dtrak.images.objects import images_from
     from dtrak.models import DiffusionModel, load_model
 
-__all__ = ["DiffusionModel", "Images", "Scores", "attribute", "load_images", "load_model"]
+__all__ = ["DiffusionModel", "Images", "Scores", "attribute", "images_from", "load_images", "load_model"]
 
 _MODULE_OF = {
     "attribute": "attribution.attributing",
     "Images": "images.images",
     "load_images": "images.images",
+    "images_from": "images.objects",
     "DiffusionModel": "models",
     "load_model": "models",
     "Scores": "attribution.scores",

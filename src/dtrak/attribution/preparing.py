@@ -1,14 +1,15 @@
 """Make a task: open the model and the images, and check everything before the long work begins."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from dtrak.devices import devices
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.gradients.objectives import get_objective
-from dtrak.images.images import Images, load_images
+from dtrak.images.objects import images_from
 from dtrak.inputs.gradients import Gradients
 from dtrak.inputs.settings import Settings
 from dtrak.inputs.task import Task
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 # A model, a pipeline of diffusers, or what `load_model` takes.
 Model = Union["DiffusionModel", "DiffusionPipeline", str, Path]
-Data = Images | str | Path  # images, or what `load_images` takes
+# Chooses parameters: a regular expression, names, or a function of a name and its parameter.
+ChosenParameters = str | Sequence[str] | Callable[[str, Any], bool]
+Data = Any  # images, what `load_images` takes, or what `images_from` takes
 
 
 def prepare(
@@ -43,16 +46,10 @@ def prepare(
     With `tries_dampings`, the caller will try fixed dampings, so the features that the rule `auto` compares are not
     needed, whatever the settings say.
     """
-    from dtrak.models import load_model, wrap
-
     chosen = chosen_methods(methods)
     check_objective(chosen, settings.objective)
-    if isinstance(model, str | Path):
-        model, device = load_model(str(model)), device or devices()[0]
-    else:
-        model = wrap(model)
-    train = train if isinstance(train, Images) else load_images(str(train))
-    queries = queries if isinstance(queries, Images) else load_images(str(queries))
+    model, device = opened(model, device)
+    train, queries = images_from(train, name="train"), images_from(queries, name="queries")
     if model.conditions is not None:
         model.conditions.check(train)
     model = model.fitted_to(train.shape)
@@ -62,6 +59,20 @@ def prepare(
     chosen = _possible(task, chosen) if list(methods) == [EVERY_METHOD] else _checked(task, chosen)
     damping = None if tries_dampings else Damping.parse(settings.damping)
     return task.needing(needed_by(chosen, settings.objective, damping)), chosen
+
+
+def opened(model: Model, device: str | None) -> tuple["DiffusionModel", str | None]:
+    """Open a model, and return it with its device: one that was a name goes to the GPU if there is one."""
+    from dtrak.models import load_model, wrap
+
+    if isinstance(model, str | Path):
+        return load_model(str(model)), device or devices()[0]
+    return wrap(model), device
+
+
+def pattern_of(parameters: Mapping[str, object]) -> str:
+    """Return the regular expression that matches these names and no others."""
+    return f"^({'|'.join(map(re.escape, parameters))})$"
 
 
 def _checked(task: Task, methods: list[Method]) -> list[Method]:

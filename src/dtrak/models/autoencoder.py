@@ -15,6 +15,7 @@ import torch
 from diffusers import AutoencoderDC, AutoencoderKL, VQModel
 from torch import Tensor
 
+from dtrak.errors import UsageError
 from dtrak.models.fingerprints import digest_of
 
 PIXELS_AT_ONCE = 4 * 512 * 512
@@ -90,3 +91,12 @@ class Autoencoder:
         """Return a setting that some autoencoders have for each channel, [1, C, 1, 1]."""
         values = self.network.config.get(name)
         return None if values is None else torch.tensor(values, device=self.network.device).view(1, -1, 1, 1)
+
+
+def as_autoencoder(network: object) -> Autoencoder:
+    """Wrap an autoencoder of diffusers; refuse anything else."""
+    if not isinstance(network, AutoencoderKL | VQModel | AutoencoderDC):
+        raise UsageError(
+            f"autoencoder is a {type(network).__name__}: give an AutoencoderKL, a VQModel or an AutoencoderDC"
+        )
+    return Autoencoder(network.requires_grad_(False).eval())

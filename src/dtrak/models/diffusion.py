@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dtrak.errors import UsageError
 from dtrak.models.adapters import Adapter, described, plain, prediction_of
-from dtrak.models.autoencoder import Autoencoder
+from dtrak.models.autoencoder import Autoencoder, as_autoencoder
 from dtrak.models.columns import Columns, FromImages
 from dtrak.models.conditions import Condition, Conditioner
 from dtrak.models.fingerprints import digest_of
@@ -44,6 +44,8 @@ class DiffusionModel:
 
     def __post_init__(self) -> None:
         check_parts(self.network, self.shape, self.adapter)
+        if self.autoencoder is not None and not isinstance(self.autoencoder, Autoencoder):
+            object.__setattr__(self, "autoencoder", as_autoencoder(self.autoencoder))
         object.__setattr__(self, "noise_process", noise_process_of(self.scheduler, self.source))
         if isinstance(self.conditioner, Mapping) or callable(self.conditioner):
             object.__setattr__(self, "conditioner", Columns(self.conditioner))
