@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import readable, write_bytes, write_text
+from dtrak.images.metadata import plain_column
 from dtrak.noise import stream
 from dtrak.spreadsheets import harmless, quoting
 
@@ -37,7 +38,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Credit:
-    """A group's share of the positive influence, with its 95% interval over the queries."""
+    """A group's share of the positive influence, with its 95% interval."""
 
     group: Any
     share: float
@@ -76,13 +77,16 @@ class Scores:
     def credit(self, by: str, resamples: int = 1000) -> list[Credit]:
         """Return each group's share of the positive scores, the largest first.
 
-        share_g = mean over queries of Σ_{n in g} max(τ_n, 0) / Σ_n max(τ_n, 0); the interval is that of a bootstrap
-        over queries. Groups are the values of the column `by`.
+        share_g = mean over queries of Σ_{n in g} max(τ_n, 0) / Σ_n max(τ_n, 0). The interval is that of a bootstrap
+        over queries; for one query, it is that of `share_intervals`. Groups are the values of the column `by`.
         """
         groups, shares = self.shares(by)
         queries = len(shares)
-        drawn = stream("credit").multinomial(queries, np.full(queries, 1 / queries), size=resamples)  # [R, Q]
-        low, high = np.percentile(drawn @ shares / queries, [2.5, 97.5], axis=0)
+        if queries == 1:
+            low, high = self.share_intervals(by)[0].T
+        else:
+            drawn = stream("credit").multinomial(queries, np.full(queries, 1 / queries), size=resamples)  # [R, Q]
+            low, high = np.percentile(drawn @ shares / queries, [2.5, 97.5], axis=0)
         share = shares.mean(0)
         return [
             Credit(groups[g].item(), float(share[g]), float(low[g]), float(high[g]))
@@ -97,6 +101,24 @@ class Scores:
         totals = sums.sum(1, keepdims=True)
         return groups, np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
 
+    def share_intervals(self, by: str) -> NDArray[np.float64]:
+        """Return the 95% interval of each query's shares, [Q, G, 2], if groups had shown other images of their own.
+
+        When the images of every group are drawn again with replacement, the sum S_g of a group's positive scores p_n
+        has the variance V_g = Σ_{n in g} p_n² − S_g² / |g|. To first order, with S = Σ S_g and V = Σ V_g, the variance
+        of its share is ((S − S_g)² V_g + S_g² (V − V_g)) / S⁴.
+        """
+        groups, membership = np.unique(self.groups(by), return_inverse=True)
+        positive = self.values.clip(min=0).astype(np.float64)
+        of_group = membership[:, None] == np.arange(len(groups))  # [N, G]
+        sums, counts = positive @ of_group, of_group.sum(0)
+        variances = (positive**2 @ of_group - sums**2 / counts).clip(min=0)
+        total, all_variance = sums.sum(1, keepdims=True), variances.sum(1, keepdims=True)
+        spread = (total - sums) ** 2 * variances + sums**2 * (all_variance - variances)
+        deviation = np.sqrt(np.divide(spread, total**4, out=np.zeros_like(spread), where=total > 0))
+        share = np.divide(sums, total, out=np.zeros_like(sums), where=total > 0)
+        return np.stack([share - 1.96 * deviation, share + 1.96 * deviation], axis=-1).clip(0, 1)
+
     def sizes(self, by: str) -> NDArray[np.int64]:
         """Return the number of training images in each of these groups, [G]."""
         return np.unique(self.groups(by), return_counts=True)[1]
@@ -106,7 +128,7 @@ class Scores:
         if by not in self.columns:
             known = ", ".join(self.columns) or "none"
             raise UsageError(f"the training images have no column {by!r}: there is {known}")
-        return _plain(self.columns[by])
+        return plain_column(self.columns[by])
 
     def to_pandas(self, top: int | None = None) -> "pandas.DataFrame":
         """Return a line for each query and training image: query, rank, train, score and the columns of the image.
@@ -182,7 +204,7 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
         "query_ids": first.query_ids,
         "methods": np.array([one.method for one in every]),
     }
-    arrays |= {COLUMN + name: _plain(values) for name, values in first.columns.items()}
+    arrays |= {COLUMN + name: plain_column(values) for name, values in first.columns.items()}
     if any(one.self_influence is not None for one in every):
         unknown = np.full(len(first.train_ids), np.nan, dtype=np.float32)
         rows = [unknown if one.self_influence is None else one.self_influence for one in every]
@@ -266,13 +288,6 @@ def refuse_not_finite(
             f"{what}: {method} scores training image {train_ids[image]} for the query {query_ids[query]} with "
             f"{values[query, image]}, which is no score"
         )
-
-
-def _plain(column: NDArray[Any]) -> NDArray[Any]:
-    """Turn a column with gaps into text: an array of objects cannot be sorted, or stored without pickle."""
-    if column.dtype.kind != "O":
-        return column
-    return np.array(["" if value is None else str(value) for value in column])
 
 
 def _head(column: str) -> str:

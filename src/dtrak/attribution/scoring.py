@@ -63,6 +63,8 @@ class DampedScores:
 
     def total(self, damping: Damping) -> Values:
         """Return the sum over all queries, [N]."""
+        if not self.method.linear:
+            return np.asarray(self.scores(damping).sum(0))
         return np.asarray(self._mean(damping, [part.summed() for part in self.parts])[0])
 
     def _mean(self, damping: Damping, parts: Sequence[KernelPart]) -> Values:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dtrak.kernels.preconditioner import Rows
 
-KEPT_BYTES = 1 << 30  # features of at most this size stay in memory
+KEPT_BYTES = 2 << 30  # features of at most this size stay in memory
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,7 +81,7 @@ def decompose(features: Rows) -> RidgeKernel:
     """Read the features Φ [N, k] in blocks, and decompose the smaller of ΦᵀΦ and ΦΦᵀ."""
     count, dim = len(features), features.dim
     primal = dim <= count
-    gram = inner_gram(features) if primal else _outer_gram(features)
+    gram = _inner_gram(features) if primal else _outer_gram(features)
     left_out = None if primal else np.flatnonzero(np.diag(gram) == 0)  # images whose features are zeros
     eigenvalues, vectors = eigen(gram, max(count, dim))
     if not primal:
@@ -107,11 +107,11 @@ def eigen(gram: Array, size: int) -> tuple[Array, Array]:
     return eigenvalues[first:], vectors[:, first:]
 
 
-def inner_gram(features: Rows) -> Array:
-    """Return ΦᵀΦ [k, k]; if every copy has its own row, the sum runs over all of them."""
+def _inner_gram(features: Rows) -> Array:
+    """Return ΦᵀΦ [k, k]."""
     gram = np.zeros((features.dim, features.dim), order="F")
     for _, block in features.blocks():
-        wide = _wide(block).reshape(-1, features.dim)
+        wide = _wide(block)
         gram += wide.T @ wide
     return gram
 

@@ -7,6 +7,7 @@ that dtrak trained names its pipeline and its prompts in dtrak.json.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,13 @@ from dtrak.models.pipelines import (
     read_config,
 )
 from dtrak.models.settings import LoRA
+from dtrak.models.text_encoders import networks_of
+from dtrak.progress import say
 
 ADAPTER = "default"  # peft's name of a LoRA
+OTHER_SIZE = re.compile(  # torch's words for the first weight of another size
+    r"size mismatch for (\S+?)(?:\.default)?\.weight: .*?torch\.Size\(\[([\d, ]+)\]\).*?torch\.Size\(\[([\d, ]+)\]\)"
+)
 
 
 def add_lora(network: nn.Module, lora: LoRA, source: str) -> None:
@@ -121,7 +127,7 @@ def save_lora(model: DiffusionModel, pipeline: Any, part: str, folder: Path) -> 
 
 
 def described_lora(folder: Path) -> tuple[str, str | None]:
-    """Return the pipeline that a LoRA's folder names, and the template of its prompts."""
+    """Return the pipeline that a LoRA's folder names, which may be relative to it, and the template of its prompts."""
     base, prompt = None, None
     if (folder / LORA_DESCRIPTION).exists():
         about = read_config(folder, Path(LORA_DESCRIPTION), str(folder))
@@ -132,6 +138,8 @@ def described_lora(folder: Path) -> tuple[str, str | None]:
         raise UsageError(
             f"{folder} is a LoRA that does not name its pipeline: give the pipeline as the model, and this as its LoRA"
         )
+    if (folder / base).is_dir():  # relative to the LoRA, so that both can move together
+        base = str((folder / base).resolve())
     return str(base), prompt
 
 
@@ -145,12 +153,17 @@ def load_lora(network: nn.Module, lora: str, source: str, pipeline: Any = None) 
             _load_peft_weights(network, path)
         elif hasattr(pipeline, "load_lora_weights"):
             pipeline.load_lora_weights(str(path), adapter_name=ADAPTER, **_file_name(path))
+            if any(LORA in name for one in networks_of(pipeline) for name, _ in one.named_parameters()):
+                say(f"The LoRA {lora} also changes text encoders: prompts are encoded with it, but scores leave it out")
         else:
             raise UsageError(f"the LoRA {lora!r} is not in peft's format (with {PEFT_CONFIG}), which {source} needs")
     except DtrakError:
         raise
     except Exception as error:  # damaged files, and pickles that hold more than tensors, raise errors of many kinds
         reason = " ".join(str(error).split()) or type(error).__name__
+        if other := OTHER_SIZE.search(reason):
+            layer, found, wanted = other.groups()
+            reason = f"its {layer} is [{found}], but must be [{wanted}]; it was made for another base model"
         raise UsageError(f"the LoRA {lora!r} does not fit {source!r}: {reason[:300]}") from error
     if not any(LORA in name for name, _ in network.named_parameters()):
         raise UsageError(f"the LoRA {lora!r} has nothing for the network of {source!r}")
