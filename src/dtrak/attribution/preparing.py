@@ -9,6 +9,7 @@ from dtrak.devices import devices
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.gradients.objectives import get_objective
+from dtrak.images.images import Images, load_images
 from dtrak.images.objects import images_from
 from dtrak.inputs.gradients import Gradients
 from dtrak.inputs.settings import Settings
@@ -68,6 +69,32 @@ def opened(model: Model, device: str | None) -> tuple["DiffusionModel", str | No
     if isinstance(model, str | Path):
         return load_model(str(model)), device or devices()[0]
     return wrap(model), device
+
+
+def fitting_images(source: str, model: "DiffusionModel", size: int | None = None) -> tuple[Images, int | None]:
+    """Load images in a shape that a model takes, and return them with their size if they were resized.
+
+    Without a `size`, images of another shape are cut to the central square and resized to the model's.
+    """
+    channels, height, width = model.image_shape
+    try:
+        plain = load_images(source, size=size)
+    except UsageError:  # they may differ in size
+        if size is not None or height != width:
+            raise
+        plain = None
+    if size is not None or height != width or (plain is not None and _fits(plain, model)):
+        assert plain is not None
+        return plain, size
+    resized = load_images(
+        source, size=height, channels=channels if plain is None or plain.shape[0] != channels else None
+    )
+    say(f"{source}: images are resized to {width}×{height} pixels, for which {model.source} was made")
+    return resized, height
+
+
+def _fits(images: Images, model: "DiffusionModel") -> bool:
+    return model.fitted_to(images.shape).image_shape == images.shape
 
 
 def pattern_of(parameters: Mapping[str, object]) -> str:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtrak.errors import UsageError
+from dtrak.errors import UsageError, check_known
 from dtrak.models.families import FAMILIES, PipelineFamily, family_of, family_of_pipeline, family_that_opens
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def load_model(
 
         base, template = described_lora(folder)
         return load_model(base, str(folder), prompt or template, precision)
+    check_known("precision", precision or "float32", ["float32", "bfloat16", "float16"])
     family, more = family_that_opens(folder, source), {} if precision is None else {"precision": precision}
     if more and not isinstance(family, PipelineFamily):
         raise UsageError(f"precision {precision}: {source} is not a pipeline with frozen weights")
