@@ -36,9 +36,10 @@ QUICK: dict[str, Any] = {"timesteps": 1, "projection_dim": 64}
 
 
 def stores(folder: Path) -> list[str]:
-    """The stores below a cache folder, without what tells one set of queries from another."""
+    """The stores below a cache folder, without what tells one set of queries, or one model, from another."""
     return sorted(
-        re.sub(r"-[0-9a-f]{8}-", "-", str(path.parent.relative_to(folder))) for path in folder.rglob("manifest.json")
+        re.sub(r"-[0-9a-f]{8}(?=[-/])", "", str(path.parent.relative_to(folder)))
+        for path in folder.rglob("manifest.json")
     )
 
 
@@ -224,7 +225,7 @@ def test_queries_that_the_benchmark_does_not_know_are_refused_for_their_losses_a
 
 def test_only_so_many_subsets_and_models_count(everything: dict[str, Any], tmp_path: Path) -> None:
     """A comparison fits on the first subsets and reports on the others; an ensemble has a size."""
-    outcomes = dtrak.attribute(tiny.unet(), TRAIN, method="empirical-influence", subsets=5, **everything)
+    outcomes = dtrak.attribute(tiny.unet(), TRAIN, method="empirical-influence", retrained_count=5, **everything)
     masks = np.load(everything["retrained"] / "masks.npy")[:5]
     losses = np.load(everything["retrained"] / "generated_losses.npy").mean(1)[:5]
     for query, image in np.ndindex(3, 12):
@@ -234,7 +235,7 @@ def test_only_so_many_subsets_and_models_count(everything: dict[str, Any], tmp_p
             assert outcomes.values[query, image] == pytest.approx(expected, rel=1e-4, abs=1e-6)
     one, first, both = (
         dtrak.attribute(tiny.unet(), TRAIN, method="trak-ensemble", cache=tmp_path, **few, **everything, **QUICK).values
-        for few in ({"ensemble_size": 1}, {"subsets": 1}, {})
+        for few in ({"ensemble_size": 1}, {"retrained_count": 1}, {})
     )
     np.testing.assert_array_equal(one, first)
     assert not np.allclose(one, both)
@@ -243,7 +244,9 @@ def test_only_so_many_subsets_and_models_count(everything: dict[str, Any], tmp_p
 def test_models_of_later_subsets_do_not_count_among_the_first(tmp_path: Path) -> None:
     folder = write_benchmark(tmp_path / "bench", {"subset-005-seed-0": tiny.unet()})
     with pytest.raises(UsageError, match="--keep-models"):
-        dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="trak-ensemble", retrained=folder, subsets=3, **QUICK)
+        dtrak.attribute(
+            tiny.unet(), TRAIN, QUERIES, method="trak-ensemble", retrained=folder, retrained_count=3, **QUICK
+        )
 
 
 def test_folders_can_be_given_as_text(everything: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ class Plan:
     @property
     def weights(self) -> int:
         """Return the bytes of all weights."""
-        return FLOAT * (self.layout.frozen + self.layout.trained)
+        return (self.layout.frozen_bytes or FLOAT * self.layout.frozen) + FLOAT * self.layout.trained
 
     @property
     def latents(self) -> int:

@@ -182,7 +182,7 @@ def members(task: Task, models: Models) -> list[Path | None]:
             return [*evenly_spaced(task.settings.checkpoints, task.settings.checkpoint_count)]
         case "retrained":
             benchmark = benchmark_of(task)
-            subsets = task.settings.subsets or len(benchmark.masks)
+            subsets = task.settings.retrained_count or len(benchmark.masks)
             found = [path for subset, path in benchmark.retrained.items() if subset < subsets]
             if not found:
                 raise UsageError(f"{benchmark.folder} did not keep its retrained models: make it with --keep-models")
@@ -247,7 +247,8 @@ def _featurize(
     model, path = task.model, members(task, kind.models)[member]
     settings = task.settings.features
     if path is not None:
-        model, folder = _loaded(task, path), folder / path.name
+        model = _loaded(task, path)
+        folder = folder / f"{path.name}-{model.fingerprint[:8]}"  # models of several folders can have the same name
         settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
     if draws is not None:
         settings = replace(settings, draws=draws)
