@@ -3,6 +3,7 @@
 - recipe.yaml: the recipe; run.json: versions of packages; subset.txt: ids, if not all images were used
 - model/: the trained model in the layout of diffusers; checkpoints/: the model at evenly spaced steps of training
 - generated/: pictures by seed; latents/: encoded images and prompts; features/: the stores of features
+- benchmark/: retrained models for LDS; retrained/: others, which methods learn from
 - scores.npz: the last scores; attribution.json: their settings; lds/, counterfactual/: evaluations; report.html
 
 `dtrak run RUN/recipe.yaml --out OTHER` makes the same run again.
