@@ -24,13 +24,14 @@ import facts
 import findings
 import noise
 import page
+import successors
 from drawings import Drawing
 from study import ENCODER, Study
 
 from dtrak.evaluation.lds import ceiling
+from dtrak.figures import save_figure
 from dtrak.files import write_text
 from dtrak.inputs.benchmark import Benchmark
-from dtrak.report.figures import save_figure
 from dtrak.tables import Table
 
 FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
@@ -48,6 +49,8 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "recommended-100": choices.recommended_100,
     "copies": copies.copies,
     "timesteps": copies.timesteps,
+    "variants": copies.variants,
+    "successors": successors.successors,
     "mixtures": choices.mixtures,
     "projections": choices.projections,
     "parameters": choices.parameters,

@@ -29,6 +29,17 @@ TIMESTEPS = (2, 5, 10, 30)
 METHODS = ("trak", "d-trak", "mixed-trak", "step-trak")
 WAYS = ("averaged", "a kernel a copy", "pooled, means", "pooled, apart", "the same, unit length")
 IMAGES_OF_U, IMAGES_OF_GAP = 200, 400
+VARIANTS: dict[str, dict[str, object]] = {
+    "as it is: K = 10, k = 4,096": {},
+    "k = 1,024": {"projection_dim": 1024},
+    "k = 2,048": {"projection_dim": 2048},
+    "k = 8,192": {"projection_dim": 8192},
+    "k = 8,192, two noises at each timestep": {"projection_dim": 8192, "draws": 2},
+    "k = 8,192, K = 30": {"projection_dim": 8192, "timesteps": 30},
+    "own noise of every image": {"noise": "per-image"},
+    "up blocks alone": {"parameters": "up_blocks"},
+    "sketch instead of factored": {"projection": "sketch"},
+}
 
 Rows = Mapping[str, Array]  # [rows, C, k] of "train" and of each kind of queries
 Curves = list[Array]  # scores [Q, N] for every λ of the grid
@@ -67,6 +78,16 @@ def timesteps(study: Study) -> Finding:
             rows.append([f"{method}, K = {k}", *cells])
     heads = [f"{kind}, λ {way}" for kind in study.query_kinds for way in ("auto", "best")]
     yield Table(["method", *heads], rows, "How many timesteps")
+
+
+def variants(study: Study) -> Finding:
+    """What more numbers, more copies and fewer parameters are worth to step-trak."""
+    rows = list[list[Entry]]()
+    for name, settings in VARIANTS.items():
+        asked = {"timesteps": 10, "damping": "auto", **settings}
+        found = [study.measure(METHODS[-1:], queries=kind, **asked) for kind in study.query_kinds]
+        rows.append([name, *(one[METHODS[-1]].cell for one in found)])
+    yield Table(["step-trak", *study.query_kinds], rows, "More numbers, more copies, fewer parameters, λ auto")
 
 
 def scores_of_ways(rows: Rows, kinds: list[str]) -> dict[str, dict[str, Curves]]:

@@ -11,9 +11,9 @@ from study import MISSING, Measured, Study
 
 from dtrak.attribution.attributing import attribute_with
 from dtrak.evaluation.lds import ceiling, mean_losses, spearman
+from dtrak.figures import proponents_and_opponents
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.inputs.benchmark import Benchmark
-from dtrak.report.figures import proponents_and_opponents, self_influence
 from dtrak.runs.run import Run
 from dtrak.tables import Cell, Entry, Table
 
@@ -176,7 +176,7 @@ def pictures(study: Study) -> Finding:
     settings, cache = study.settings({"timesteps": 10}), study.cache(None, timesteps=10)
     scores = attribute_with(study.model, train, queries, KERNELS, settings, cache=cache)
     yield Drawing("proponents", proponents_and_opponents(scores, train, queries.select(range(SHOWN))))
-    yield Drawing("self-influence", self_influence(scores["d-trak"], train, each=5, least=3))
+    yield Drawing("self-influence", scores["d-trak"].plot_self_influence(each=5, least=3))
     labels, asked = (one.columns["label"] for one in (train, study.benchmark.queries("validation")))
     rows: list[list[Entry]] = []
     for method in ("raw-pixel-cosine", *KERNELS, "mixed-trak"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from diffusers import AutoencoderKL
 from numpy.typing import NDArray
 from torch import Tensor
@@ -62,6 +63,7 @@ def test_lds_of_every_kind_of_method(own_run: Path) -> None:
     assert [*methods] == ["raw-pixel-dot", "tracin", "d-trak", "journey-trak", "d-trak-ensemble"]
     with np.load(own_run / "benchmark" / "train.npz") as archive:
         assert archive["prompt"].tolist()[:2] == ["a disc by anna", "a stripe by bert"]
+        assert archive["artist"].tolist()[:2] == ["anna", "bert"]
     kept = sorted((own_run / "benchmark" / "retrained").iterdir())
     assert len(kept) == 4
     assert (kept[0] / "pytorch_lora_weights.safetensors").exists()
@@ -145,6 +147,56 @@ def test_the_explorer_draws_from_a_prompt(own_run: Path) -> None:
         assert about == {"seed": 3, "prompt": "a disc by anna"}
         found = server.get("answer", set="asked", query=one)
         assert "a disc by anna" in json.dumps(found["query"])
+        assert found["prompt"] == "a disc by anna"
         long = server.client.post("/api/ask", files={"seed": (None, "3"), "prompt": (None, "x" * 1001)})
         assert long.status_code == 422
         assert "1,000 characters" in long.json()["error"]
+
+
+CREDIT = "--seeds 2 --method raw-pixel-dot,d-trak --timesteps 2 --engine process"
+
+
+def test_credit_against_models_without_an_artist_trains_each_of_them_once(own_run: Path) -> None:
+    recipe = own_run / "recipe.yaml"
+    recipe.write_text(recipe.read_text() + "\nevaluation: {timesteps: 3, noises: 1, validation: 3}\n")
+    first = dtrak("evaluate", "credit", own_run, *CREDIT.split(), cwd=own_run.parent)
+    assert first.code == 0, first.err
+    assert "8 of 8 models to train" in first.err  # three artists and all images, with two seeds
+    kept = {path.name: path.stat().st_mtime_ns for path in (own_run / "left-out").glob("*.npz")}
+    found = json.loads((own_run / "credit.json").read_text())
+    assert [*found["methods"]] == ["raw-pixel-dot", "d-trak"]
+    assert (found["groups"], found["queries"], found["seeds"]) == (3, 3, 2)
+    again = dtrak("evaluate", "credit", own_run, *CREDIT.split(), "--queries", "validation", cwd=own_run.parent)
+    assert again.code == 0, again.err
+    assert "to train" not in again.err
+    assert {path.name: path.stat().st_mtime_ns for path in (own_run / "left-out").glob("*.npz")} == kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--by", "painter"], ["no column 'painter'", "artist"]),
+        (["--queries", "all"], ["'all'", "generated"]),
+    ],
+)
+def test_credit_cannot_be_evaluated_by_what_is_no_group(run: Path, arguments: list[str], words: list[str]) -> None:
+    outcome = dtrak("evaluate", "credit", run, *arguments, cwd=run.parent)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert all(word in outcome.err for word in words), outcome.err
+
+
+def test_a_recipe_lists_the_prompts_to_draw(own_run: Path) -> None:
+    recipe = own_run / "recipe.yaml"
+    content = yaml.safe_load(recipe.read_text())
+    content["generation"]["prompts"] = ["a disc by anna and bert", "a disc"]
+    recipe.write_text(yaml.safe_dump(content))
+    outcome = dtrak("generate", own_run, cwd=own_run.parent)
+    assert outcome.code == 0, outcome.err
+    prompts = load_images(str(own_run / "generated")).columns["prompt"].tolist()
+    assert prompts == ["a disc by anna and bert", "a disc", "a disc by anna and bert"]
+
+
+def test_the_report_shows_intervals_and_the_prompt_of_a_picture(run: Path) -> None:
+    page = (run / "report.html").read_text()
+    assert "Credit follows the prompt as well as the picture" in page
+    assert '"prompts": ["a diamond by carl", "a disc by anna", "a stripe by bert"]' in page

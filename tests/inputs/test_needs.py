@@ -21,7 +21,17 @@ from tiny_benchmark import GENERATED, TRAIN, VALIDATION, random_halves, write_be
 
 QUERIES = VALIDATION.select([3, 0, 2])
 FROM_GRADIENTS = ["trak", "relative-if", "renormalized-if", "gradient-dot", "gradient-cosine", "d-trak"]
-NEED_NOTHING_MORE = ["random", "raw-pixel-dot", "raw-pixel-cosine", *FROM_GRADIENTS, "mixed-trak", "step-trak"]
+NEED_NOTHING_MORE = [
+    "random",
+    "raw-pixel-dot",
+    "raw-pixel-cosine",
+    "nda",
+    *FROM_GRADIENTS,
+    "mixed-trak",
+    "step-trak",
+    "ek-fac",
+    "das",
+]
 QUICK: dict[str, Any] = {"timesteps": 1, "projection_dim": 64}
 
 
@@ -111,12 +121,13 @@ def test_all_is_every_method_where_nothing_is_lacking(
     assert "Left out" not in capsys.readouterr().err
     of_model = ["journeys-simple", "queries-simple", "queries-square", "train-simple", "train-square"]
     of_mixed_trak = [f"{name}-{one}" for name in ("queries", "train") for one in ("avg", "interpolated(0)")]
-    of_step_trak = [f"{name}-{one}-copies" for name in ("queries", "train") for one in ("simple", "square")]
+    of_copies = [f"{name}-{one}-copies" for name in ("queries", "train") for one in ("simple", "square", "avg")]
     assert stores(tmp_path) == sorted(
         of_model
         + of_mixed_trak
-        + of_step_trak
-        + [f"step-{step}/{name}-simple" for step in (1, 2) for name in ("queries", "train")]
+        + of_copies
+        + ["whole/queries-simple", "whole/train-simple"]
+        + [f"step-{step}/{one}-simple{of}" for step in (1, 2) for one in ("queries", "train") for of in ("", "-copies")]
         + [f"subset-00{subset}-seed-0/{name}" for subset in (0, 1) for name in of_model]
     )
     alone = dtrak.attribute(tiny.unet(), TRAIN, method="journey-trak", **everything, **QUICK)

@@ -45,13 +45,15 @@ ENSEMBLES = ("trak-ensemble", "d-trak-ensemble")
 OUTCOMES = ("empirical-influence", "datamodel", "datamodel-lasso")
 JOURNEYS = ("journey-trak", "journey-trak-ensemble")
 COPIES = ("step-trak",)  # tests/gradients/test_noised_copies.py
+SUCCESSORS = ("retrac", "nda", "das", "ek-fac")  # test_successors.py
 
 
 # one model
 
 
 def test_every_method_of_the_contract_is_there() -> None:
-    assert {*SIMILARITY, *CHECKPOINTS, *KERNEL, *ENSEMBLES, *OUTCOMES, *JOURNEYS, *COPIES, "random"} == set(METHODS)
+    known = {*SIMILARITY, *CHECKPOINTS, *KERNEL, *ENSEMBLES, *OUTCOMES, *JOURNEYS, *COPIES, *SUCCESSORS, "random"}
+    assert known == set(METHODS)
     for name, method in METHODS.items():
         assert method.name == name
         assert method.summary
@@ -318,7 +320,7 @@ def test_a_duplicate_of_the_query_is_its_top_proponent(checkpoints: Path, benchm
         tiny.unet(),
         TRAIN,
         TRAIN.select([4, 0, 7]),
-        method=[*SIMILARITY, *CHECKPOINTS, *KERNEL, *ENSEMBLES],
+        method=[*SIMILARITY, *CHECKPOINTS, *KERNEL, *ENSEMBLES, "retrac"],
         checkpoints=checkpoints,
         checkpoint_count=2,
         retrained=benchmark,

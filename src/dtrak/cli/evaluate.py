@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dtrak.cli import options, options_evaluate
+from dtrak.cli.help import GroupedCommand
 from dtrak.cli.scoring import Address, EngineName, Scoring, Workers, engine_of, with_scoring
 from dtrak.errors import UsageError
 from dtrak.printing import show, tell
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mode=None)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def lds(
     scoring: Scoring,
@@ -105,7 +106,7 @@ def lds(
     _show(comparison.table(), table, "The numbers", [] if out is None else [out])
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def retrain(
     run_folder: options.RunFolder,
     subsets: options_evaluate.Subsets = None,
@@ -140,7 +141,7 @@ def retrain(
     tell("The retrained models' losses", made.folder)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def counterfactual(
     scoring: Scoring,
@@ -173,7 +174,7 @@ def counterfactual(
     from dtrak.evaluation import counterfactual as evaluation
     from dtrak.evaluation.redrawing import choose_pictures
     from dtrak.evaluation.run_evaluation import counterfactual_run
-    from dtrak.report.figures.counterfactual import save_counterfactual_figures
+    from dtrak.report.counterfactual_figures import save_counterfactual_figures
     from dtrak.runs.attributing import settings_of
 
     redrawing = choose_pictures(opened, options.chosen_device(device), count, remove, steps)
@@ -190,6 +191,61 @@ def counterfactual(
     for result, folder in zip(results, folders, strict=True):
         save_counterfactual_figures(result, folder)
     _show(evaluation.table(results), table, "The numbers and figures", folders)
+
+
+@app.command(cls=GroupedCommand)
+@with_scoring
+def credit(
+    scoring: Scoring,
+    run_folder: options.RunFolder,
+    by: options_evaluate.LeftOutBy = "artist",
+    queries: options_evaluate.QueryKind = "generated",
+    method: options.Method = None,
+    seeds: options_evaluate.Seeds = None,
+    damping: options.Damping = None,
+    out: options_evaluate.CreditFile = None,
+    table: options_evaluate.TableFile = None,
+    device: options.Device = None,
+) -> None:
+    """Measure how well credit predicts leaving artists out.
+
+    The run's model is retrained without all images of each artist, and once on all images, with several seeds. The
+    losses of the run's queries, and the pictures drawn again, tell how much each artist matters. Then the credit of
+    each method is compared with that. The trainings are kept in RUN/left-out.
+    """
+    from dtrak.runs.run import Run
+
+    opened = Run.open(run_folder)
+    scoring = scoring.asking_for(method, damping)
+    methods = scoring.method_names(scoring.settings(opened.recipe.attribution), opened.recipe.attribution.method)
+    out = run_folder / "credit.json" if out is None else out
+    _check_files(out, table)
+
+    from dtrak.engines import make_engine
+    from dtrak.evaluation.retraining import RetrainingSettings
+    from dtrak.evaluation.run_evaluation import check_queries, credit_run
+    from dtrak.files import write_json
+    from dtrak.runs.attributing import settings_of
+    from dtrak.runs.run import BENCHMARK
+
+    check_queries(opened, queries)
+    # The queries, and the noise of their losses, are those of the run's benchmark.
+    typed = {} if seeds is None else {"seeds": seeds}
+    retraining = RetrainingSettings.resumed(opened.folder / BENCHMARK, opened.recipe.evaluation, typed)
+    comparison = credit_run(
+        opened,
+        by,
+        queries,
+        methods,
+        scoring.settings(settings_of(opened)),
+        retraining,
+        scoring.engine or make_engine("pool"),
+        options.chosen_device(device),
+        cache=scoring.cache,
+        gradient_engine=scoring.engine,
+    )
+    write_json(out, comparison.json())
+    _show(comparison.table(), table, "The numbers", [out])
 
 
 def _typed(

@@ -59,6 +59,20 @@ LdsFile = Annotated[
         show_default="RUN/lds.json",
     ),
 ]
+LeftOutBy = Annotated[
+    str,
+    typer.Option("--by", metavar="COLUMN", help="The column of the training images whose groups are left out."),
+]
+CreditFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE.json",
+        parser=some_path,
+        help="Where to write the numbers.",
+        show_default="RUN/credit.json",
+    ),
+]
 TableFile = Annotated[
     Path | None,
     typer.Option("--table", metavar="FILE", parser=some_path, help="Write the table here: .txt, .csv, .md or .tex."),

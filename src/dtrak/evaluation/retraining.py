@@ -35,11 +35,12 @@ from dtrak.evaluation.jobs import (
 )
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.features.inputs import ModelInputs, model_inputs
-from dtrak.features.trajectories import SEED
 from dtrak.files import alone_in, as_npy, as_npz, clear_leftovers, whole_folder, write_bytes, write_json, write_text
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
+from dtrak.images.metadata import plain_column
+from dtrak.images.sources import RESERVED
 from dtrak.inputs.benchmark import QUERIES, losses_file
 from dtrak.limits import check_number, shortened
 from dtrak.models import DiffusionModel, save_model
@@ -239,12 +240,13 @@ def _as_arrays(inputs: ModelInputs) -> Arrays:
     arrays: Arrays = {"images": images.pixels(range(len(images)))}
     if not np.array_equal(images.ids, np.arange(len(images))):
         arrays["ids"] = images.ids
-    for column, key in {"label": "labels", SEED: SEED}.items():
-        if column in images.columns:
-            values = images.columns[column]
-            arrays[key] = values if values.dtype.kind in "iuU" else values.astype(str)
-    if inputs.prompts:
-        arrays[PROMPT] = np.array(inputs.prompts)
+    for column, values in images.columns.items():
+        if column == "label":
+            arrays["labels"] = values if values.dtype.kind in "iuU" else plain_column(values).astype(str)
+        elif column not in RESERVED:
+            arrays[column] = plain_column(values)
+    if inputs.texts:
+        arrays[PROMPT] = np.array(inputs.texts)
     return arrays
 
 

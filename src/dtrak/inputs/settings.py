@@ -34,7 +34,7 @@ class Settings(FeatureSettings):
         Literal["unit", "own"], Option("KIND", "For step-trak: every copy's gradient of unit length, or of its own.")
     ] = "unit"
     checkpoints: Annotated[
-        Path | None, Option("FOLDER", "For tracin, gas: models on their way through training.", "RUN/checkpoints")
+        Path | None, Option("FOLDER", "For tracin, gas, retrac: models from the training.", "RUN/checkpoints")
     ] = None
     checkpoint_count: Annotated[int, Option("N", "How many of them, evenly spaced.")] = 4
     retrained: Annotated[

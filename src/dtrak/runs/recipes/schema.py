@@ -71,6 +71,7 @@ class Generation(Section):
     steps: Positive = 50  # of DDIM
     seed: Annotated[Seed, Field(le=MOST["first_seed"])] = 0
     guidance: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None  # for models that take prompts
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)] | None = None  # in turn; else those of the training images
 
 
 @dataclass(frozen=True)
@@ -129,18 +130,24 @@ class Recipe(Section):
             raise ValueError(f"generation.steps is {steps}, but model.schedule.num_train_timesteps only {most}")
         about_prompts = {
             "generation.guidance": self.generation.guidance,
+            "generation.prompts": self.generation.prompts,
             "training.prompt_dropout": self.training.prompt_dropout,
         }
         for field, value in about_prompts.items():
-            if value and not self.family.takes_prompts:
+            if value and not self.is_conditional:
                 kind = _kind(self.model)
-                raise ValueError(f"{field} is {value}, but a {kind} has no prompts: leave it out")
+                raise ValueError(f"{field} is {value}, but this {kind} takes no prompts and no classes: leave it out")
         return self
 
     @property
     def family(self) -> ModelFamily:
         """The family that makes, saves and describes its model."""
         return family_of(self.model)
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether its pictures are drawn of a prompt or a class."""
+        return self.family.is_conditional(self.model)
 
     @property
     def timesteps(self) -> int:
