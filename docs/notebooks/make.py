@@ -75,12 +75,12 @@ trust_of(run).words("step-trak")
 LORA = """
 # From a LoRA to credit
 
-You have a Stable Diffusion with a LoRA that was fine-tuned on people's pictures. This notebook gives each artist a share of
-the credit for its outputs, with an interval.
+You have a Stable Diffusion with a LoRA that was fine-tuned on people's pictures. This notebook gives each artist a
+share of the credit for its outputs, with an interval.
 
-Set `BASE` to your pipeline's folder or hub id, `LORA` to the LoRA's weights, and `PICTURES` to the folder of the pictures,
-with a `metadata.jsonl` that has their captions and artists. The results below are those of a tiny model that was made on
-the spot; its pictures mean nothing.
+Set `BASE` to your pipeline's folder or hub id, `LORA` to the LoRA's weights, and `PICTURES` to the folder of the
+pictures, with a `metadata.jsonl` that has their captions and artists. The results below are those of a tiny model that
+was made on the spot; its pictures mean nothing.
 ---
 import os
 
