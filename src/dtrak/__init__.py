@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dtrak.attribution.attributing import attribute
     from dtrak.attribution.scores import Credit, Match, Scores
     from dtrak.images.images import Images, load_images
+    from dtrak.images.objects import images_from
     from dtrak.models import DiffusionModel, load_model
     from dtrak.runs.ready import ready_run
     from dtrak.runs.run import Run, open_run
@@ -29,6 +30,7 @@ __all__ = [
     "Run",
     "Scores",
     "attribute",
+    "images_from",
     "load_images",
     "load_model",
     "open_run",
@@ -41,6 +43,7 @@ _MODULE_OF = {
     "DiffusionModel": "models",
     "Images": "images.images",
     "load_images": "images.images",
+    "images_from": "images.objects",
     "load_model": "models",
     "Match": "attribution.scores",
     "open_run": "runs.run",

@@ -155,6 +155,8 @@ def attribute(
     prompt: options.PromptTemplate = None,
     train_source: options.Train = None,
     size: options.Size = None,
+    precision: options.Precision = None,
+    new_run: options.RunOfModel = None,
     checkpoint: options.Checkpoint = None,
     damping: options.Damping = None,
     device: options.Device = None,
@@ -162,21 +164,26 @@ def attribute(
     """Score every training image for every picture.
 
     Give a run: its recipe decides everything that no option sets, and it keeps the scores for its report. Or give a
-    model that was trained elsewhere, with --model, --train, --queries and --out.
+    model that was trained elsewhere, with --model, --train, --queries and --out or --run.
 
     IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
     """
     scoring = scoring.asking_for(method, damping)
     if run_folder is not None:
-        if any(one is not None for one in (model, lora, prompt, train_source, size)):
+        if any(one is not None for one in (model, lora, prompt, train_source, size, precision, new_run)):
             raise UsageError(
                 f"give a run ({run_folder}), or --model and --train (and --lora, --prompt, --size), not both"
             )
         _attribute_run(run_folder, queries, out, checkpoint, scoring, device)
-    elif checkpoint is not None or model is None or train_source is None or queries is None or out is None:
-        raise UsageError("give a run (with or without --checkpoint), or all of --model, --train, --queries and --out")
-    else:
-        _attribute_model((model, lora, prompt), train_source, queries, out, size, scoring, device)
+        return
+    if checkpoint is not None or model is None or train_source is None or queries is None or not (out or new_run):
+        raise UsageError(
+            "give a run, or all of --model, --train, --queries and --out or --run (--checkpoint is for runs)"
+        )
+    from dtrak.cli.elsewhere import Given, attribute_model
+
+    given = Given(model, lora, prompt, precision, train_source, queries, size)
+    attribute_model(given, out, new_run, scoring, device)
 
 
 def _attribute_run(
@@ -209,47 +216,6 @@ def _attribute_run(
     asked = (opened, checkpoint or opened.model(), source, methods, settings)
     scores = attribute_run(*asked, cache=scoring.cache, device=chosen, engine=scoring.engine)
     if out != own:
-        save_scores(out, scores)
-    tell("The scores", out)
-
-
-def _attribute_model(
-    model: tuple[str, str | None, str | None],
-    train_source: str,
-    queries: str,
-    out: Path,
-    size: int | None,
-    scoring: Scoring,
-    device: str | None,
-) -> None:
-    """Attribute a model that was trained elsewhere.
-
-    Without --cache, the features are kept beside the scores until these are written, so that a kill costs little.
-    """
-    from dtrak.files import check_not_read, check_writable, kept_until_done
-    from dtrak.images.images import load_images
-
-    settings = scoring.settings()
-    methods = scoring.method_names(settings)
-    check_not_read(out, train_source, queries, *model[:2])
-    train_images, query_images = (load_images(source, size=size) for source in (train_source, queries))
-    check_writable(out)
-
-    from dtrak.attribution.attributing import attribute_with
-    from dtrak.attribution.scores import save_scores
-    from dtrak.models import load_model
-
-    with kept_until_done(scoring.cache, out) as cache:
-        scores = attribute_with(
-            load_model(*model),
-            train_images,
-            query_images,
-            methods,
-            settings,
-            cache=cache,
-            device=options.chosen_device(device),
-            engine=scoring.engine,
-        )
         save_scores(out, scores)
     tell("The scores", out)
 

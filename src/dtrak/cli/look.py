@@ -17,14 +17,20 @@ def methods() -> None:
     show(Table(["method", "what it is", "needs", "costs"], rows))
 
 
-def recipes(name: options.RecipeName = None) -> None:
-    """List the recipes, or print one to start your own from.
+def recipes(name: options.RecipeName = None, model: options.FromModel = None) -> None:
+    """List the recipes, or print one to start your own from, such as one for a model that you have.
 
     The comments of a recipe explain each line.
     """
     from dtrak.runs.recipes import load_recipe, recipe_names, recipe_text
     from dtrak.tables import Table
 
+    if model is not None:
+        from dtrak.models import load_model
+        from dtrak.runs.elsewhere import recipe_from
+
+        show_yaml(recipe_from(load_model(model)))
+        return
     if name is not None:
         load_recipe(name)  # refuses a file that is not a recipe
         show_yaml(recipe_text(name))

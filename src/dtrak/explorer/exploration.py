@@ -100,7 +100,7 @@ class Exploration:
 
     @property
     def takes_prompts(self) -> bool:
-        return self.model.prompts is not None
+        return self.model.conditions is not None
 
     def add_picture(self, pixels: NDArray[np.uint8], prompt: str | None = None) -> WorkItem:
         """Queue the work to keep and score a new picture [H, W, C] of the run's shape."""

@@ -46,7 +46,7 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
         "trust": exploration.trust,
         "kept": {"pictures": MAX_PICTURES, "bytes": MAX_BYTES},
         "steps": run.recipe.generation.steps,
-        "prompts": run.recipe.family.takes_prompts,
+        "prompts": run.recipe.is_conditional,
         "width": width,
         "height": height,
         "pixelated": max(height, width) <= SMALL,

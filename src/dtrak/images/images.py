@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dtrak.errors import DtrakError, UsageError
 from dtrak.images.pictures import Picture, common_shape, file_errors, regular
 from dtrak.images.selection import Selection
-from dtrak.images.sources import check_header, described, find_source, widened
+from dtrak.images.sources import FoundImages, check_header, described, find_source, widened
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +144,13 @@ def load_images(
             raise UsageError(f"{option} is {side}, but must be at least 1 pixel")
     if channels not in (None, 1, 3):
         raise UsageError(f"channels is {channels}, but must be 1 (grey) or 3 (colour)")
-    found = find_source(source, select)
+    return collected(find_source(source, select), source, size, crop, channels)
+
+
+def collected(
+    found: FoundImages, source: str, size: int | None = None, crop: int | None = None, channels: int | None = None
+) -> Images:
+    """Return found images as a set, in their common shape."""
     if not found.pictures:
         raise UsageError(f"{source} holds no images")
     shape = common_shape(found.pictures, size, crop, channels)

@@ -102,7 +102,7 @@ def _prompts(run: Run, pictures: Images) -> list[str]:
     """Return the prompt that each picture was scored with; none if the run's model takes no prompts."""
     from dtrak.models.prompts import prompts_of
 
-    return prompts_of(pictures, getattr(run.recipe.model, "prompt", None)) if run.recipe.family.takes_prompts else []
+    return prompts_of(pictures, getattr(run.recipe.model, "prompt", None)) if run.recipe.is_conditional else []
 
 
 def _training_images(train: Images, positions: Iterable[int]) -> dict[str, ShownPicture]:

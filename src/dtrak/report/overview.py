@@ -20,7 +20,9 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
     timesteps = len(select_timesteps(settings["timesteps"], total))
     found = {
         "Model": _model(run),
-        "Training": f"{training.epochs:,} epochs in batches of {training.batch_size:,}",
+        "Training": "elsewhere"
+        if run.is_elsewhere
+        else f"{training.epochs:,} epochs in batches of {training.batch_size:,}",
         "Training images": f"{len(scores.train_ids):,} from {run.recipe.data.train}",
         "Pictures scored": f"{len(scores.query_ids):,} from {settings['queries']}",
         "Method": ", ".join(settings["method"]),
@@ -29,7 +31,8 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
         "Projection k": "none"
         if settings["projection"] == "identity"
         else f"{settings['projection_dim']:,} dimensions, {settings['projection'] or 'by the method'}",
-        "Parameters": settings.get("parameters") or run.recipe.family.attributed,
+        "Parameters": settings.get("parameters")
+        or ("those of the LoRA, or all" if run.is_elsewhere else run.recipe.family.attributed),
         "Damping λ": str(settings["damping"] if scores.damping is None else scores.damping),
         "Seed": str(settings["seed"]),
         "Time of the last attribution": duration(settings["seconds"]),
@@ -46,6 +49,8 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
 def _model(run: Run) -> str:
     channels, height, width = run.train_images.shape
     images = f"for {width} × {height} {'grey' if channels == 1 else 'colour'} images"
+    if run.is_elsewhere:
+        return f"{run.recipe.summary}, {images}"
     return run.recipe.family.description(run.recipe.model, images)
 
 

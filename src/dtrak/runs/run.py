@@ -1,10 +1,12 @@
 """A run's folder. It holds all results, and the recipe from which they can be made again.
 
 - recipe.yaml: the recipe; run.json: versions of packages; subset.txt: ids, if not all images were used
+- model.json: the place of a model that was trained elsewhere
 - model/: the trained model in the layout of diffusers; checkpoints/: the model at evenly spaced steps of training
 - generated/: pictures by seed; latents/: encoded images and prompts; features/: the stores of features
 - training.json: how long a step of training took
-- scores.npz: the last scores; attribution.json: their settings; lds/, counterfactual/: evaluations; report.html
+- scores.npz: the last scores; attribution.json: their settings; report.html
+- benchmark/, lds/, counterfactual/, left-out/: evaluations
 
 `dtrak run RUN/recipe.yaml --out OTHER` makes the same run again.
 """
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
+ELSEWHERE = "model.json"  # names the model of a run that was trained elsewhere
 STATE = "training.safetensors"  # the state of an unfinished training
 TIMES = "training.json"
 BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
@@ -121,11 +124,11 @@ class Run:
         return replace(found, train=train, queries=queries)
 
     @classmethod
-    def create(cls, folder: str | Path, recipe: Recipe, subset: str | None = None) -> "Run":
+    def create(cls, folder: str | Path, recipe: Recipe, subset: str | None = None, check: bool = True) -> "Run":
         """Start a run, or open one whose model is trained in the same way on the same subset (a file of ids).
 
         If it is opened, the recipe replaces the stored one. Nothing is written unless the recipe's images can be read
-        and its model can be built.
+        and, with `check`, its model can be built.
         """
         if subset is not None:
             recipe = recipe.with_subset(subset)
@@ -138,8 +141,9 @@ class Run:
                 write_text(path, text)
             return cls.open(folder)
         run._check_free(ids)
-        run.check_recipe()
-        if not recipe.family.makes_new_weights:
+        if check:
+            run.check_recipe()
+        if check and not recipe.family.makes_new_weights:
             run.new_model()  # to check that the existing weights can be loaded
         if ids is not None:
             write_text(run.folder / SUBSET, ids)
@@ -224,12 +228,21 @@ class Run:
     @property
     def is_trained(self) -> bool:
         """Tell whether the model exists, and no checkpoint is damaged."""
+        if self.is_elsewhere:
+            return True
         return holds_model(self.folder / "model") and all(
             map(holds_model, (self.folder / "checkpoints").glob("step-*"))
         )
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Tell whether the model was trained elsewhere."""
+        return (self.folder / ELSEWHERE).is_file()
+
     def model(self) -> "DiffusionModel":
         """Load the trained model."""
+        if self.is_elsewhere:
+            return self._model_elsewhere()
         folder = self.folder / "model"
         if not holds_model(folder):
             problem = f"{folder} is empty or damaged" if folder.exists() else f"{self.folder} has no model yet"
@@ -237,6 +250,17 @@ class Run:
         from dtrak.models import load_model
 
         return load_model(str(folder)).fitted_to(self.train_images.shape)
+
+    def _model_elsewhere(self) -> "DiffusionModel":
+        from dtrak.models import load_model
+
+        path = self.folder / ELSEWHERE
+        try:
+            place = json.loads(path.read_text(encoding="utf-8"))
+            source, lora, prompt = (place[name] for name in ("model", "lora", "prompt"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} does not name a model: {error}") from error
+        return load_model(source, lora, prompt).fitted_to(self.train_images.shape)
 
     def checkpoint(self, name: str) -> Path:
         """Return the folder of a checkpoint, by its name in checkpoints/, by its number of steps, or by its path."""
@@ -250,6 +274,11 @@ class Run:
     def check_model_is_the_recipes(self, model: "DiffusionModel") -> None:
         """Refuse a run whose `model` differs from the one that its recipe makes, as retraining would make another."""
         recipe = self.recipe
+        if self.is_elsewhere:
+            raise UsageError(
+                f"the model of {self.folder} was trained elsewhere, and nobody knows how: complete the recipe that "
+                f"`dtrak recipes --from {model.source}` prints, or write a benchmark with your own training loop"
+            )
         difference = recipe.family.difference(model, recipe.model, self.train_images.shape, recipe.name)
         if difference is not None:
             name, found, wanted = difference

@@ -24,7 +24,7 @@ from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.files import alone_in, clear_leftovers, write_bytes, write_json
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel, new_model, save_model
-from dtrak.models.conditions import Condition, moved
+from dtrak.models.conditions import Condition, moved, selected
 from dtrak.models.memory import copies_that_fit, total_memory, training_bytes
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
@@ -131,8 +131,7 @@ class Trainer:
         condition = self.condition(rows, random)
         for start in range(0, len(clean), self.at_once):
             part = slice(start, start + self.at_once)
-            part_condition = {name: value[part] for name, value in condition.items()}
-            loss = self.loss(clean[part], noise[part], timesteps[part], part_condition)
+            loss = self.loss(clean[part], noise[part], timesteps[part], selected(condition, part))
             if not loss.isfinite():
                 reason = f"training diverged: the loss is {loss.item()} at step {self.step}; lower learning_rate"
                 raise DtrakError(reason)
@@ -171,8 +170,8 @@ class Trainer:
 
     @cached_property
     def empty_condition(self) -> Condition:
-        """The condition of an empty prompt, each [1, …]."""
-        return {} if self.model.prompts is None else self.model.prompts.encoder([""])
+        """The condition without information, such as that of an empty prompt, each [1, …]."""
+        return {} if self.model.conditions is None else self.model.conditions.without()
 
     def save(self, path: Path) -> None:
         """Write weights, the optimiser's moments and the step, as one safetensors file."""
