@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made here."""
-    made: dict[str, str | bytes] = {"changelog.md": (ROOT / "CHANGELOG.md").read_text(), "live/report.html": report()}
+    made: dict[str, str | bytes] = {"changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), **live()}
     for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         made[f"notebooks/{notebook.stem}.md"] = page_of(notebook)
     for name, content in made.items():
@@ -26,13 +27,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", markdown)
 
 
-def report() -> str:
-    """Return the report of the run that comes with the package."""
+def live() -> dict[str, str | bytes]:
+    """Return the report and the explorer of the run that comes with the package."""
     from dtrak.report import write_report
     from dtrak.runs.ready import ready_run
 
+    static_explorer = runpy.run_path(str(Path(__file__).parent / "explorer.py"))["static_explorer"]
     with TemporaryDirectory() as folder:
-        return write_report(ready_run(Path(folder) / "digits")).read_text(encoding="utf-8")
+        run = ready_run(Path(folder) / "digits")
+        explorer = {f"live/explorer/{name}": content for name, content in static_explorer(run).items()}
+        return {"live/report.html": write_report(run).read_text(encoding="utf-8"), **explorer}
 
 
 def page_of(notebook: Path) -> str:
