@@ -22,7 +22,7 @@ from dtrak.models.opening import PRECISIONS, on_meta, parts_of
 from dtrak.models.settings import PipelineSettings, Shape
 
 # The settings of Stable Diffusion 1 that differ from the defaults of diffusers and transformers.
-UNET: dict[str, Any] = {"cross_attention_dim": 768, "attention_head_dim": 8}
+UNET: dict[str, Any] = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}
 VAE: dict[str, Any] = {
     "down_block_types": ["DownEncoderBlock2D"] * 4,
     "up_block_types": ["UpDecoderBlock2D"] * 4,
