@@ -79,7 +79,7 @@ def test_a_lora_is_trained_saved_and_opened(
         expected = model.predict(*arguments)
         torch.testing.assert_close(found.predict(*arguments), expected, rtol=0, atol=1e-5)
         plain = load_model(str(base)).fitted_to(images.shape)
-        assert not torch.allclose(plain.predict(*arguments), expected, atol=1e-4)
+        assert not torch.allclose(plain.predict(*arguments), expected, atol=1e-5)
         pipeline = DiffusionPipeline.from_pretrained(base)
         part = "unet" if hasattr(pipeline, "unet") else "transformer"
         if (tmp_path / "lora" / PEFT_CONFIG).exists():
@@ -227,6 +227,10 @@ def test_the_sizes_of_a_pipeline_come_from_its_settings(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(file.read_text())
     family = FAMILIES[kind]
+    if kind == "lumina":  # it looks at the values of a mask, which the meta device does not have
+        with pytest.raises(UsageError, match="cannot be told from its settings"):
+            family.lay_out(settings_of(kind, configs), images.shape, "tiny")
+        return
     layout = family.lay_out(settings_of(kind, configs), images.shape, "tiny")
     model = new_model(settings_of(kind, base), images.shape, "tiny")
     pipeline = DiffusionPipeline.from_pretrained(base)
