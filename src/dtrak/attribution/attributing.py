@@ -155,6 +155,14 @@ def attribute(
 
     `cache` is a folder that keeps the features: the next call with the same training images computes only the features
     of its queries. An `engine` computes gradients on its workers (see `dtrak.engines`). `Settings` explains the others.
+
+    >>> import dtrak
+    >>> model = dtrak.load_model("runs/digits/model")
+    >>> train = dtrak.load_images("digits:train").first(50)
+    >>> queries = dtrak.load_images("runs/digits/generated").first(2)
+    >>> scores = dtrak.attribute(model, train, queries, "d-trak", timesteps=2, parameters="conv_out")
+    >>> scores.values.shape
+    (2, 50)
     """
     if parameters is not None and not isinstance(parameters, str):
         model, device = opened(model, device)

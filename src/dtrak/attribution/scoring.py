@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtrak.attribution.scores import Scores
+from dtrak.attribution.used_damping import UsedDamping
 from dtrak.inputs.arrays import KernelPart, TrainingKernel, Vectors
 from dtrak.inputs.task import Task
 from dtrak.kernels.damping import Damping
@@ -18,8 +19,9 @@ from dtrak.methods.method import Method, Values
 
 def score(task: Task, method: Method, damping: Damping) -> Scores:
     """Return the method's scores of the task's training images for its queries."""
-    (values,), own = _averaged(task, method, [damping], method.has_self_influence)
-    return Scores(values, task.train.ids, task.queries.ids, method.name, task.train.columns, own)
+    (values,), own, used = _averaged(task, method, [damping], method.has_self_influence)
+    train, queries = task.train, task.queries
+    return Scores(values, train.ids, queries.ids, method.name, train.columns, own, used, train, queries)
 
 
 def scores_for(task: Task, method: Method, dampings: Sequence[Damping]) -> list[Values]:
@@ -29,17 +31,20 @@ def scores_for(task: Task, method: Method, dampings: Sequence[Damping]) -> list[
 
 def _averaged(
     task: Task, method: Method, dampings: Sequence[Damping], with_self_influence: bool
-) -> tuple[list[Values], Values | None]:
+) -> tuple[list[Values], Values | None, UsedDamping | None]:
     """Average over the inputs, one after the other, as the kernels of several models would fill the memory."""
     totals, own, count = list[Values](), np.zeros(len(task.train)), 0
+    used: UsedDamping | None = None
     for one in method.source.inputs(task):
         found = [method.formula(one, damping) for damping in dampings]
         totals = [total + more for total, more in zip(totals, found, strict=True)] if totals else found
         if with_self_influence:
             own += one.kernel.self_influence(one.absolute(dampings[0]))
+        if method.damped and used is None:
+            used = UsedDamping.of(one.training, dampings[0])
         count += 1
     values = [total / np.float32(count) for total in totals]
-    return values, np.asarray(own / count, dtype=np.float32) if with_self_influence else None
+    return values, np.asarray(own / count, dtype=np.float32) if with_self_influence else None, used
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,21 +12,21 @@ import warnings
 from pathlib import Path
 
 import typer
-from rich.table import Column, Table
 
 from dtrak import sigterm
-from dtrak.cli import evaluate, options
+from dtrak.cli import evaluate, look, options
 from dtrak.cli.credit import credit
 from dtrak.cli.endings import INTERRUPTED, ended_by
+from dtrak.cli.help import GroupedCommand
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
-from dtrak.printing import output, show, show_yaml, tell
+from dtrak.printing import show, tell
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 app.add_typer(evaluate.app, name="evaluate")
 
 
-@app.callback(epilog="For a first try, in a few minutes on two cores: dtrak demo")
+@app.callback(epilog="For a first look, in seconds: dtrak demo --ready. To try everything, in minutes: dtrak demo")
 def start(debug: options.Debug = False) -> None:
     """Which training images made this picture? Attribution for diffusion models.
 
@@ -34,17 +34,32 @@ def start(debug: options.Debug = False) -> None:
     """
 
 
-@app.command()
-def demo(out: options.NewRun = Path("runs/digits"), device: options.Device = None) -> None:
+@app.command(cls=GroupedCommand)
+def demo(
+    out: options.DemoRun = None,
+    ready: options.Ready = False,
+    port: options.Port = None,
+    no_browser: options.NoBrowser = False,
+    device: options.Device = None,
+) -> None:
     """Try everything on small images of digits, in minutes.
 
     The command trains a small model, draws digits with it, scores the training digits for each of them, and writes the
-    result to RUN/report.html.
+    result to RUN/report.html. With --ready, it trains nothing: it opens the explorer on a run that comes with the
+    package, in seconds.
     """
-    run("digits", out, device)
+    if not ready:
+        run("digits", out or Path("runs/digits"), device)
+        return
+
+    from dtrak.runs.ready import ready_run
+
+    folder = out or Path("runs/ready")
+    ready_run(folder)
+    _serve(folder, Scoring({}), "127.0.0.1", port, not no_browser, device)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def run(
     recipe: options.Recipe,
     out: options.NamedRun = None,
@@ -71,7 +86,7 @@ def run(
     tell("The report", run_all(folder, loaded, options.chosen_device(device)))
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def train(
     recipe: options.Recipe,
     out: options.NewRun,
@@ -102,7 +117,7 @@ def train(
     tell("The model", out / "model")
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def generate(
     run_folder: options.RunFolder,
     count: options.Count = None,
@@ -127,7 +142,7 @@ def generate(
     tell("The pictures", run_folder / "generated")
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def attribute(
     scoring: Scoring,
@@ -163,7 +178,7 @@ def attribute(
         return
     if checkpoint is not None or model is None or train_source is None or queries is None or not (out or new_run):
         raise UsageError(
-            "give a run (with or without --checkpoint), or all of --model, --train, --queries and --out or --run"
+            "give a run, or all of --model, --train, --queries and --out or --run (--checkpoint is for runs)"
         )
     from dtrak.cli.elsewhere import Given, attribute_model
 
@@ -205,10 +220,10 @@ def _attribute_run(
     tell("The scores", out)
 
 
-app.command()(credit)
+app.command(cls=GroupedCommand)(credit)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def report(run_folder: options.RunFolder) -> None:
     """Write a page that shows the scores of a run.
 
@@ -224,7 +239,7 @@ def report(run_folder: options.RunFolder) -> None:
     tell("The report", write_report(opened))
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def serve(
     scoring: Scoring,
@@ -242,10 +257,15 @@ def serve(
     picture, or have one drawn from a seed, and see its scores; such pictures are kept in RUN/asked. Missing features
     are computed in the background.
     """
+    _serve(run_folder, scoring.asking_for(method, damping), host, port, not no_browser, device)
+
+
+def _serve(
+    run_folder: Path, scoring: Scoring, host: str, port: int | None, open_browser: bool, device: str | None
+) -> None:
     from dtrak.explorer.address import listen
     from dtrak.runs.run import Run
 
-    scoring = scoring.asking_for(method, damping)
     opened, listening = Run.open(run_folder), listen(host, port)
 
     from dtrak.explorer.exploration import explore
@@ -259,59 +279,11 @@ def serve(
         cache=scoring.cache,
         engine=scoring.engine,
     )
-    serve_exploration(exploration, host, listening, not no_browser)
+    serve_exploration(exploration, host, listening, open_browser)
 
 
-@app.command()
-def methods() -> None:
-    """List the methods, with what each one is, needs and costs."""
-    from dtrak.methods import METHODS
-
-    table = Table(Column("method", no_wrap=True), "what it is", "needs", "costs", box=None, pad_edge=False)
-    for one in METHODS.values():
-        table.add_row(one.name, one.summary, one.needs, one.cost)
-    output.print(table)
-
-
-@app.command()
-def recipes(name: options.RecipeName = None, model: options.FromModel = None) -> None:
-    """List the recipes, or print one to start your own from, such as one for a model that you have.
-
-    The comments of a recipe explain each line.
-    """
-    from dtrak.runs.recipes import load_recipe, recipe_names, recipe_text
-
-    if model is not None:
-        from dtrak.models import load_model
-        from dtrak.runs.elsewhere import recipe_from
-
-        show_yaml(recipe_from(load_model(model)))
-        return
-    if name is not None:
-        load_recipe(name)  # refuses a file that is not a recipe
-        show_yaml(recipe_text(name))
-        return
-    table = Table("recipe", "what it is", box=None, pad_edge=False)
-    for one in recipe_names():
-        table.add_row(one, load_recipe(one).summary)
-    output.print(table)
-
-
-@app.command()
-def info() -> None:
-    """Print versions, devices and cores, for a bug report."""
-    import torch
-
-    from dtrak.devices import devices
-    from dtrak.runs.run import versions
-
-    table = Table("", "", box=None, show_header=False, pad_edge=False)
-    for name, value in versions().items():
-        table.add_row(name, value)
-    table.add_row("devices", ", ".join(devices()))
-    table.add_row("cores", str(os.cpu_count()))
-    table.add_row("threads", str(torch.get_num_threads()))
-    output.print(table)
+for command in (look.methods, look.recipes, look.info, look.figure, look.card):
+    app.command(cls=GroupedCommand)(command)
 
 
 def silence_libraries() -> None:
@@ -339,5 +311,6 @@ def main() -> None:
     except (Exception, KeyboardInterrupt, SystemExit, sigterm.TerminatedError) as error:
         if debug:
             traceback.print_exc()
-        code = ended_by(error)
+        is_success = isinstance(error, SystemExit) and not error.code  # as after --show-completion
+        code = 0 if is_success and not sigterm.was_received() else ended_by(error)
     sys.exit(code)

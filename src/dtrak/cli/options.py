@@ -67,6 +67,19 @@ RecipeName = Annotated[
     typer.Argument(metavar="NAME", help="The recipe to print; without it, all are listed.", show_default=False),
 ]
 NewRun = Annotated[Path, typer.Option("--out", metavar="RUN", parser=some_path, help="The folder of the run.")]
+DemoRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="RUN",
+        parser=some_path,
+        help="The folder of the run.",
+        show_default="runs/digits, or runs/ready with --ready",
+    ),
+]
+Ready = Annotated[
+    bool, typer.Option("--ready", help="Open the explorer on a finished run that comes with the package.")
+]
 NamedRun = Annotated[
     Path | None,
     typer.Option("--out", metavar="RUN", parser=some_path, help="The folder of the run.", show_default="runs/NAME"),

@@ -194,7 +194,7 @@ class Plan:
             return Factored(
                 settings.projection_dim, {name: tuple(one.shape) for name, one in parameters.items()}, 0
             ).dim
-        if settings.projection == "identity":
+        if settings.projection == "identity" or any(kind.whole for kind in self.needed):
             return sum(one.numel() for one in parameters.values())
         return settings.projection_dim
 

@@ -42,6 +42,11 @@ def load_model(
     `lora` is a folder, file or hub id of LoRA weights for the pipeline `source`, and `prompt` the template of its
     images' prompts, such as "a {label} painting". `precision` is that of a pipeline's frozen weights: float32, bfloat16
     or float16.
+
+    >>> import dtrak
+    >>> dtrak.load_model("runs/digits/model")
+    DiffusionModel from runs/digits/model: UNet2DModel, 176,849 parameters
+    images of 8 × 8 pixels, grey; 1,000 timesteps; on cpu
     """
     from dtrak.models.pipelines import is_lora, local_folder
 

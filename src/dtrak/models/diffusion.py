@@ -27,7 +27,22 @@ EVERY_PARAMETER = "all"  # the pattern that selects all parameters
 
 @dataclass(frozen=True, eq=False)
 class DiffusionModel:
-    """A network that predicts noise, with the process that adds noise."""
+    """A network that predicts noise, with the process that adds noise.
+
+    Any module that maps (images, timesteps) to a noise prediction can be wrapped:
+
+    >>> import dtrak, torch
+    >>> from diffusers import DDPMScheduler
+    >>> class Denoiser(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layer = torch.nn.Conv2d(1, 1, 3, padding=1)
+    ...     def forward(self, x, t):
+    ...         return self.layer(x)
+    >>> dtrak.DiffusionModel(Denoiser(), DDPMScheduler(), shape=(1, 8, 8))
+    DiffusionModel from a wrapped module: Denoiser, 10 parameters
+    images of 8 × 8 pixels, grey; 1,000 timesteps; on cpu
+    """
 
     network: nn.Module
     scheduler: DDPMScheduler | FlowMatchEulerDiscreteScheduler  # or one that diffusers converts to one of these
@@ -59,6 +74,16 @@ class DiffusionModel:
     def prompts(self) -> Prompts | None:
         """The conditioner of a model that takes prompts; None for other models."""
         return self.conditioner if isinstance(self.conditioner, Prompts) else None
+
+    def __repr__(self) -> str:
+        channels, height, width = self.image_shape
+        attributed, every = (sum(one.numel() for one in self.parameters(what).values()) for what in (None, "all"))
+        lora = f", {attributed:,} of them in its LoRA" if self.has_lora else ""
+        return (
+            f"DiffusionModel from {self.source}: {type(self.network).__name__}, {every:,} parameters{lora}\n"
+            f"images of {width} × {height} pixels, {'grey' if channels == 1 else 'colour'}; "
+            f"{self.timesteps:,} timesteps; on {self.device}"
+        )
 
     @property
     def device(self) -> torch.device:

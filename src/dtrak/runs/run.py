@@ -4,7 +4,9 @@
 - model.json: the place of a model that was trained elsewhere
 - model/: the trained model in the layout of diffusers; checkpoints/: the model at evenly spaced steps of training
 - generated/: pictures by seed; latents/: encoded images and prompts; features/: the stores of features
-- scores.npz: the last scores; attribution.json: their settings; lds/, counterfactual/: evaluations; report.html
+- training.json: how long a step of training took
+- scores.npz: the last scores; attribution.json: their settings; report.html
+- benchmark/, lds/, counterfactual/, left-out/: evaluations
 
 `dtrak run RUN/recipe.yaml --out OTHER` makes the same run again.
 """
@@ -13,7 +15,7 @@ import json
 import os
 import platform
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +32,7 @@ from dtrak.sections import first_difference
 from dtrak.temporaries import TEMPORARY, clear_leftovers, clear_leftovers_below
 
 if TYPE_CHECKING:
+    from dtrak.attribution.scores import Scores
     from dtrak.models import DiffusionModel
 
 # dtrak.models is imported where it is needed: it takes seconds, and a mistyped name should be reported before.
@@ -38,6 +41,7 @@ PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
 ELSEWHERE = "model.json"  # names the model of a run that was trained elsewhere
 STATE = "training.safetensors"  # the state of an unfinished training
+TIMES = "training.json"
 BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
 RETRAINED = "retrained"  # the folder of other retrained models, which methods learn from
 LEFT_OUT = "left-out"  # the folder of models that were trained without a whole group
@@ -69,10 +73,55 @@ class AttributionFile(BaseModel):
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder and its recipe."""
+    """A run's folder and its recipe.
+
+    >>> import dtrak
+    >>> run = dtrak.open_run("runs/digits")
+    >>> len(run.train_images), run.model().timesteps
+    (1000, 1000)
+    """
 
     folder: Path
     recipe: Recipe
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Run {self.folder}: {self.recipe.summary}", *self._lines()])
+
+    def _repr_html_(self) -> str:
+        from dtrak.figures.html import facts
+
+        return facts(f"Run {self.folder}: {self.recipe.summary}", self.contents())
+
+    def _lines(self) -> list[str]:
+        return [f"{name.lower()}: {text}" for name, text in self.contents().items()]
+
+    def contents(self) -> dict[str, str]:
+        """Describe what the run holds: its training images, model, pictures and scores."""
+        made_by, pictures = self.read_attribution(), len(list((self.folder / "generated").glob("*.png")))
+        return {
+            "Training images": f"{len(self.train_images):,} from {self.recipe.data.train}",
+            "Model": "trained" if self.is_trained else "not trained yet",
+            "Pictures": f"{pictures:,} generated" if pictures else "none generated yet",
+            "Scores": "none yet" if made_by is None else f"of {', '.join(made_by['method'])} for {made_by['queries']}",
+        }
+
+    def scores(self, method: str | None = None) -> "Scores":
+        """Return the scores of the last attribution, with their images; name the method if there are several.
+
+        >>> import dtrak
+        >>> dtrak.open_run("runs/digits").scores().values.shape
+        (60, 1000)
+        """
+        from dtrak.attribution.scores import Scores
+
+        made_by = self.read_attribution()
+        if made_by is None:
+            raise UsageError(f"{self.folder} has no scores yet: `dtrak attribute {self.folder}` makes them")
+        found = Scores.load(self.folder / "scores.npz", method)
+        train = self.train_images.select(self.train_images.positions(found.train_ids, "the scores"))
+        pictures = self.query_images(self.located(made_by["queries"]))
+        queries = pictures.select(pictures.positions(found.query_ids, "the scores"))
+        return replace(found, train=train, queries=queries)
 
     @classmethod
     def create(cls, folder: str | Path, recipe: Recipe, subset: str | None = None, check: bool = True) -> "Run":
@@ -292,6 +341,20 @@ class Run:
                 f"{self.folder} was made with another subset than {self.recipe.data.subset or 'all images'}: "
                 "give another --out, or remove it"
             )
+
+
+def open_run(folder: str | Path) -> Run:
+    """Open the run in a folder, as `dtrak run`, `dtrak train` or `dtrak demo` made it.
+
+    >>> import dtrak
+    >>> print(dtrak.open_run("runs/digits"))
+    Run runs/digits: a small DDPM on scikit-learn's embedded 8×8 digits; the demo, a few minutes on two cores
+    training images: 1,000 from digits:train
+    model: trained
+    pictures: 60 generated
+    scores: of step-trak for generated
+    """
+    return Run.open(folder)
 
 
 def holds_model(folder: Path) -> bool:

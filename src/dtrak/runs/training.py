@@ -21,7 +21,7 @@ from torch import Tensor
 from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError
 from dtrak.features.inputs import ModelInputs, model_inputs
-from dtrak.files import alone_in, clear_leftovers, write_bytes
+from dtrak.files import alone_in, clear_leftovers, write_bytes, write_json
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel, new_model, save_model
 from dtrak.models.conditions import Condition, moved, selected
@@ -29,7 +29,7 @@ from dtrak.models.memory import copies_that_fit, recomputes, total_memory, train
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
 from dtrak.runs.recipes import Recipe, Training
-from dtrak.runs.run import STATE, Run
+from dtrak.runs.run import STATE, TIMES, Run
 
 SECONDS_BETWEEN_STATES = 20.0  # a state is saved at every checkpoint as well
 
@@ -54,7 +54,8 @@ def _train(run: Run, device: str) -> None:
     inputs = model_inputs(model, run.train_images, run.latents, mirrored=run.recipe.training.flip)
     trainer = Trainer(model, inputs, run.recipe.training)
     trainer.load(state)
-    saved = time.monotonic()
+    saved = started = time.monotonic()
+    first = trainer.step
     pass_bytes = trainer.at_once * trainer.bytes_per_image
     with reproducible(), threads_for(pass_bytes), progress_bar("train", trainer.steps, "steps") as advance:
         advance(trainer.step)
@@ -67,6 +68,9 @@ def _train(run: Run, device: str) -> None:
             if at_checkpoint or time.monotonic() - saved > SECONDS_BETWEEN_STATES:
                 trainer.save(state)
                 saved = time.monotonic()
+    if trainer.step > first:
+        seconds = (time.monotonic() - started) / (trainer.step - first)
+        write_json(run.folder / TIMES, {"steps": trainer.steps, "seconds_per_step": seconds})
     save_model(trainer.model, run.folder / "model")
 
 
