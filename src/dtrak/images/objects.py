@@ -32,6 +32,11 @@ def images_from(data: Any, *, name: str = "images", **columns: Any) -> Images:
     """Make images of what Python code has, with one value per image in each of the columns: label=[…], caption=[…].
 
     `name` is what error messages and progress call them.
+
+    >>> import numpy as np
+    >>> images = images_from(np.zeros((2, 8, 8, 3), dtype=np.uint8), artist=["anna", "bert"])
+    >>> len(images), images.shape, images.columns["artist"].tolist()
+    (2, (3, 8, 8), ['anna', 'bert'])
     """
     made = _images(data, name)
     if not columns:
