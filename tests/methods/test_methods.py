@@ -260,7 +260,8 @@ def test_each_model_of_an_ensemble_has_a_projection_of_its_own(tmp_path: Path) -
         damping=f"absolute:{LAMBDA}",
     )
     stores = [sorted((tmp_path / "cache" / f"subset-00{s}-seed-0").iterdir()) for s in (0, 1)]
-    assert [[path.name.split("-")[0] for path in paths] for paths in stores] == [["queries", "train"]] * 2
+    kinds = [[path.name.split("-")[0] for path in paths] for paths in stores]
+    assert kinds == [["kernels", "queries", "train"]] * 2
     features = [[FeatureStore.open(path).numpy().astype(np.float64) for path in paths] for paths in stores]
     assert not np.allclose(features[0][1], features[1][1])
     assert_close(found.values, np.mean([small_kernel(train, queries) for queries, train in features], axis=0))

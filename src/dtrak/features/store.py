@@ -151,9 +151,7 @@ class FeatureStore:
         step = max(1, BLOCK_BYTES // (in_shard * math.prod(self.manifest.shape) * 4))
         for start in range(wanted.start // in_shard, end, step):
             part = range(start, min(start + step, end))
-            rows = range(
-                max(self.shards[part[0]].start, wanted.start), min(self.shards[part[-1]].stop, wanted.stop)
-            )
+            rows = range(max(self.shards[part[0]].start, wanted.start), min(self.shards[part[-1]].stop, wanted.stop))
             yield rows, torch.cat([self._rows_of(index, rows) for index in part])
 
     def _rows_of(self, index: int, rows: range) -> Tensor:
@@ -234,7 +232,8 @@ class FeatureStore:
         try:
             with safe_open(path, "pt") as file:
                 stored = file.get_slice("features")
-                shape, features = tuple(stored.get_shape()), stored[part if is_checked else EVERY_ROW]
+                shape = tuple(stored.get_shape())
+                features: Tensor = stored[part if is_checked else EVERY_ROW]
                 checksum = file.metadata()["checksum"]
         except (OSError, SafetensorError, KeyError, TypeError):
             return None

@@ -16,13 +16,13 @@ import torch
 from dtrak.errors import UsageError
 from dtrak.features.store import Cost, FeatureStore
 from dtrak.inputs.arrays import TrainingKernel, Vectors
+from dtrak.inputs.keeping import kept_fit, kept_pooled
 from dtrak.inputs.needs import GradientKind, GradientUse, Models
 from dtrak.inputs.outcomes import benchmark_of
 from dtrak.inputs.task import Source, Task
-from dtrak.kernels import PRECONDITIONERS
 from dtrak.kernels.copies import CopyFeatures, OneCopy
 from dtrak.kernels.damping import bounded_agreement, compared_objective, share_of_rows
-from dtrak.kernels.pooled import fit_pooled
+from dtrak.kernels.kept import KeptFit
 from dtrak.kernels.preconditioner import Preconditioner
 from dtrak.kernels.ridge import decompose
 from dtrak.noise import stable_hash
@@ -127,16 +127,19 @@ class Gradients(Source):
     def _training(self, task: Task, train: Stores, objective: str, first: TrainingKernel | None) -> TrainingKernel:
         """Return the kernel of an objective. It is kept if there is one model; several could fill the memory."""
 
+        fits = {of: kept_fit(self.preconditioner, store) for of, store in train.items()}
+
         def kernel(of: str) -> Preconditioner:
-            fit = partial(PRECONDITIONERS.choose(self.preconditioner), train[of])
             key = ("kernel", self.preconditioner, of)
-            return task.once_for_training(key, fit) if self.models == "final" else fit()
+            return task.once_for_training(key, fits[of]) if self.models == "final" else fits[of]()
 
         def make() -> TrainingKernel:
             other = compared_objective(objective)
             compares = first is None and other in train
             automatic = partial(bounded_agreement, compared=partial(kernel, other)) if compares else None
-            return TrainingKernel(partial(kernel, objective), automatic, first)
+            kept = {of: fit if isinstance(fit, KeptFit) else None for of, fit in fits.items()}
+            compared = kept[other] if compares else None if first is None else first.kept
+            return TrainingKernel(partial(kernel, objective), automatic, first, kept[objective], compared)
 
         if self.models != "final":
             return make()
@@ -160,7 +163,8 @@ class Gradients(Source):
         copies, _ = features.shape
 
         def make() -> TrainingKernel:
-            return TrainingKernel(partial(fit_pooled, features, scored), partial(share_of_rows, copies=copies))
+            fit = kept_pooled([stores[one] for one in objectives], features, scored)
+            return TrainingKernel(fit, partial(share_of_rows, copies=copies), kept=fit)
 
         key = ("pooled kernel", objectives, settings.length, settings.copies)
         fitted = task.once_for_training(key, make) if self.models == "final" else make()
