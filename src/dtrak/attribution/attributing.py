@@ -6,7 +6,7 @@ from typing import Literal, TypeVar, overload
 
 from dtrak.attribution.preparing import Data, Model, prepare
 from dtrak.attribution.scores import Scores
-from dtrak.attribution.scoring import score
+from dtrak.attribution.scoring import score, strongest
 from dtrak.engines import Engine
 from dtrak.features.encoders import ENCODERS, LoadEncoder
 from dtrak.features.featurizing import MakeProjection
@@ -16,6 +16,7 @@ from dtrak.gradients.objectives import OBJECTIVES, Objective
 from dtrak.gradients.projecting import PROJECTIONS
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
+from dtrak.limits import check_number
 from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
 from dtrak.registry import Registry
 
@@ -57,6 +58,7 @@ def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well
     ddim_steps: int = ...,
     guidance: float | None = ...,
     latents: str | Path | None = ...,
+    top: int | None = ...,
     cache: str | Path | None = ...,
     device: str | None = ...,
     engine: Engine | None = ...,
@@ -98,6 +100,7 @@ def attribute(
     ddim_steps: int = ...,
     guidance: float | None = ...,
     latents: str | Path | None = ...,
+    top: int | None = ...,
     cache: str | Path | None = ...,
     device: str | None = ...,
     engine: Engine | None = ...,
@@ -138,6 +141,7 @@ def attribute(
     ddim_steps: int = 50,
     guidance: float | None = None,
     latents: str | Path | None = None,
+    top: int | None = None,
     cache: str | Path | None = None,
     device: str | None = None,
     engine: Engine | None = None,
@@ -150,6 +154,9 @@ def attribute(
     given without `method`, the method is D-TRAK. A `projection` and an `encoder` may be functions as well, of the kinds
     in `PROJECTIONS` and `ENCODERS`. `damping` is "auto", "spectrum", a fraction of the mean eigenvalue of
     ΦΦᵀ, or "absolute:λ" (see `dtrak.kernels.damping`).
+
+    With `top`, the scores hold only so many of the highest and of the lowest ones of each query, for large training
+    sets; credit is still computed from the scores of all images.
 
     `cache` is a folder that keeps the features: the next call with the same training images computes only the features
     of its queries. An `engine` computes gradients on its workers (see `dtrak.engines`). `Settings` explains the others.
@@ -187,7 +194,7 @@ def attribute(
     several = not isinstance(method, str | Method | None)
     chosen = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
     names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in chosen]
-    scores = attribute_with(model, train, queries, names, settings, cache=cache, device=device, engine=engine)
+    scores = attribute_with(model, train, queries, names, settings, top=top, cache=cache, device=device, engine=engine)
     return scores if several or names == [EVERY_METHOD] else scores[names[0]]
 
 
@@ -198,15 +205,20 @@ def attribute_with(
     methods: Sequence[str],
     settings: Settings,
     *,
+    top: int | None = None,
     cache: str | Path | None = None,
     device: str | None = None,
     engine: Engine | None = None,
 ) -> dict[str, Scores]:
     """Do the same as `attribute` with one settings object and methods by name. Return the scores by method."""
     damping = Damping.parse(settings.damping)
+    if top is not None:
+        check_number("top", top)
     with kept_until_done(None if cache is None else Path(cache)) as folder:
         task, chosen = prepare(model, train, queries, methods, settings, folder, device, engine)
-        return {one.name: score(task, one, damping) for one in chosen}
+        if top is None:
+            return {one.name: score(task, one, damping) for one in chosen}
+        return {one.name: strongest(task, one, damping, top) for one in chosen}
 
 
 def _name(registry: Registry[Registered], given: str | Registered) -> str:

@@ -2,6 +2,9 @@
 
 On disk, scores are an .npz file with `values`, `train_ids` and `query_ids`. It also has the columns of the training
 images as `train_column.NAME`, so that credit can be computed later, and `self_influence` if the method has it.
+
+Scores may hold only the strongest images of each query. Then `values`, `train_ids` and columns are [Q, H], the highest
+score first, and `positions` [Q, H] are the images' places among all `images`.
 """
 
 import io
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrak.attribution.held import MOST_GROUPS, Held, held_arrays, held_of
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import readable, write_bytes, write_text
 from dtrak.noise import stream
@@ -55,23 +59,40 @@ class Scores:
     method: str
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of the training images, each [N]
     self_influence: NDArray[np.float32] | None = None  # [N], of the kernel: τ(x^n)_n, from 0 to 1
+    held: Held | None = None  # if only the strongest are held: values, train_ids and columns are [Q, H]
+
+    @property
+    def images(self) -> int:
+        """Return N, how many training images were scored."""
+        return len(self.train_ids) if self.held is None else self.held.images
 
     def top(self, count: int = 5) -> list[list[Match]]:
-        """Return the `count` strongest proponents of each query, the strongest first."""
-        return self._ranked(-self.values, count)
+        """Return the `count` strongest proponents of each query, the strongest first. Only held ones are returned."""
+        return self._matches(self._order(count))
 
     def bottom(self, count: int = 3) -> list[list[Match]]:
-        """Return the `count` strongest opponents of each query, the strongest first."""
-        return self._ranked(self.values, count)
+        """Return the `count` strongest opponents of each query, the strongest first. Only held ones are returned."""
+        return self._matches(self._order(count, lowest=True))
 
-    def _ranked(self, keys: NDArray[np.float32], count: int) -> list[list[Match]]:
-        order = np.argsort(keys, axis=1, kind="stable")[:, :count]
-        return [[self.match(int(n), float(self.values[query, n])) for n in row] for query, row in enumerate(order)]
+    def _order(self, count: int | None, lowest: bool = False) -> NDArray[np.int64]:
+        """Return the places in `values` of the `count` strongest, [Q, count]."""
+        if self.held is None:
+            return np.asarray(np.argsort(self.values if lowest else -self.values, axis=1, kind="stable")[:, :count])
+        places = np.arange(self.values.shape[1])[:: -1 if lowest else 1][: self.held.each][:count]
+        return np.tile(places, (len(self.values), 1))
 
-    def match(self, n: int, score: float) -> Match:
-        """Return the training image with index n, with a score."""
-        columns = {name: values[n : n + 1].tolist()[0] for name, values in self.columns.items()}
-        return Match(self.train_ids[n].item(), score, n, columns)
+    def _matches(self, order: NDArray[np.int64]) -> list[list[Match]]:
+        return [
+            [self.match(int(place), float(self.values[query, place]), query) for place in row]
+            for query, row in enumerate(order)
+        ]
+
+    def match(self, place: int, score: float, query: int = 0) -> Match:
+        """Return a training image with a score: the one at this place, of a query if only the strongest are held."""
+        at = slice(place, place + 1) if self.held is None else (query, slice(place, place + 1))
+        columns = {name: values[at].tolist()[0] for name, values in self.columns.items()}
+        position = place if self.held is None else int(self.held.positions[query, place])
+        return Match(self.train_ids[at].tolist()[0], score, position, columns)
 
     def credit(self, by: str, resamples: int = 1000) -> list[Credit]:
         """Return each group's share of the positive scores, the largest first.
@@ -91,41 +112,62 @@ class Scores:
 
     def shares(self, by: str) -> tuple[NDArray[Any], NDArray[np.float64]]:
         """Return the groups [G] of the column `by`, and their shares of each query's positive scores [Q, G]."""
-        groups, membership = np.unique(self.groups(by), return_inverse=True)
-        positive = self.values.clip(min=0).astype(np.float64)
-        sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)
+        if self.held is None:
+            groups, membership = np.unique(self.groups(by), return_inverse=True)
+            positive = self.values.clip(min=0).astype(np.float64)
+            sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)
+        else:
+            self._check_credit(by, self.held)
+            groups, sums = self.held.groups[by].names, self.held.groups[by].sums
         totals = sums.sum(1, keepdims=True)
         return groups, np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
 
     def sizes(self, by: str) -> NDArray[np.int64]:
         """Return the number of training images in each of these groups, [G]."""
+        if self.held is not None:
+            self._check_credit(by, self.held)
+            return self.held.groups[by].sizes
         return np.unique(self.groups(by), return_counts=True)[1]
 
     def groups(self, by: str) -> NDArray[Any]:
-        """Return the group of each training image [N], which is its value in the column `by`."""
+        """Return the group of each training image [N], or of each held one [Q, H]: its value in the column `by`."""
         if by not in self.columns:
             known = ", ".join(self.columns) or "none"
             raise UsageError(f"the training images have no column {by!r}: there is {known}")
-        return _plain(self.columns[by])
+        return plain_column(self.columns[by])
+
+    @property
+    def credit_columns(self) -> list[str]:
+        """Return the columns that credit can be computed by."""
+        return list(self.columns if self.held is None else self.held.groups)
+
+    def _check_credit(self, by: str, held: Held) -> None:
+        self.groups(by)
+        if by not in held.groups:
+            raise UsageError(
+                f"only the strongest scores are held, and the column {by!r} has more than {MOST_GROUPS:,} values, too "
+                "many for the sums that credit needs: make scores without --top"
+            )
 
     def to_pandas(self, top: int | None = None) -> "pandas.DataFrame":
         """Return a line for each query and training image: query, rank, train, score and the columns of the image.
 
-        The strongest image of a query comes first. `top` is the number of lines for each query; None means all N. If
-        a column of the images has the name of another column of the table, it is called train_column.NAME.
+        The strongest image of a query comes first. `top` is the number of lines for each query; None means all N, or
+        all proponents that are held. If a column of the images has the name of another column of the table, it is
+        called train_column.NAME.
         """
         import pandas
 
-        order = np.argsort(-self.values, axis=1, kind="stable")[:, :top]  # [Q, top]
-        queries, ranks = np.indices(order.shape)
-        flat = order.ravel()
+        order = self._order(top)
+        queries, ranks = (one.ravel() for one in np.indices(order.shape))
+        at = order.ravel() if self.held is None else (queries, order.ravel())
         return pandas.DataFrame(
             {
-                "query": _texts(self.query_ids, readable)[queries.ravel()],
-                "rank": ranks.ravel() + 1,
-                "train": _texts(self.train_ids, readable)[flat],
-                "score": self.values[queries.ravel(), flat],
-                **{_head(name): _texts(column, readable)[flat] for name, column in self.columns.items()},
+                "query": _texts(self.query_ids, readable)[queries],
+                "rank": ranks + 1,
+                "train": _texts(self.train_ids, readable)[at],
+                "score": self.values[queries, order.ravel()],
+                **{_head(name): _texts(column, readable)[at] for name, column in self.columns.items()},
             }
         )
 
@@ -144,7 +186,9 @@ class Scores:
         table = safe.to_pandas(top)
         if with_method:
             table = table.assign(method=harmless(self.method))
-        texts = [one for array in (safe.train_ids, safe.query_ids, *safe.columns.values()) for one in array.tolist()]
+        texts = [
+            one for array in (safe.train_ids, safe.query_ids, *safe.columns.values()) for one in array.ravel().tolist()
+        ]
         how = quoting(str(one) for one in [*texts, *safe.columns])
         return str(table.to_csv(index=False, header=header, quoting=how))
 
@@ -175,16 +219,24 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
         tables = [one.csv(header=number == 0, with_method=True) for number, one in enumerate(every)]
         write_text(Path(path), "".join(tables))
         return
-    first = every[0]
+    first, held = every[0], [one.held for one in every if one.held is not None]
+
+    def joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+        return arrays[0] if len(every) == 1 else np.stack(arrays)
+
     arrays = {
-        "values": first.values if len(every) == 1 else np.stack([one.values for one in every]),
-        "train_ids": first.train_ids,
+        "values": joined([one.values for one in every]),
+        "train_ids": joined([one.train_ids for one in every]) if held else first.train_ids,
         "query_ids": first.query_ids,
         "methods": np.array([one.method for one in every]),
     }
-    arrays |= {COLUMN + name: _plain(values) for name, values in first.columns.items()}
+    for name, values in first.columns.items():
+        arrays[COLUMN + name] = (
+            joined([plain_column(one.columns[name]) for one in every]) if held else plain_column(values)
+        )
+    arrays |= held_arrays(held) if held else {}
     if any(one.self_influence is not None for one in every):
-        unknown = np.full(len(first.train_ids), np.nan, dtype=np.float32)
+        unknown = np.full(first.images, np.nan, dtype=np.float32)
         rows = [unknown if one.self_influence is None else one.self_influence for one in every]
         arrays["self_influence"] = rows[0] if len(every) == 1 else np.stack(rows)
     buffer = io.BytesIO()
@@ -201,7 +253,8 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
         if isinstance(found, np.ndarray):
             raise ValueError("it is a single array")
         with found as file:
-            scores = _by_method(dict(file))
+            arrays = dict(file)
+            scores = _held_by_method(arrays) if "positions" in arrays else _by_method(arrays)
     except FileNotFoundError:
         raise UsageError(f"no scores at {path}") from None
     except Exception as error:  # zip and numpy raise a dozen kinds of errors for damaged files
@@ -241,6 +294,33 @@ def _by_method(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Scores]:
     }
 
 
+def _held_by_method(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Scores]:
+    """Do the same as `_by_method` for a file that holds only the strongest of each query."""
+    values, query_ids, methods = (_array(arrays, name) for name in ("values", "query_ids", "methods"))
+    count, queries, width = len(np.unique(methods)), query_ids.size, values.shape[-1] if values.ndim else 0
+    columns = {name: value for name, value in arrays.items() if name.startswith(COLUMN)}
+    shapes: list[tuple[int, ...]] = [(queries, width)] * (count == 1) + [(count, queries, width)]
+    kinds = {"values": "f", "train_ids": "iuU", **dict.fromkeys(columns, "biufcSUmM")}
+    for name, kind in kinds.items():
+        array = _array(arrays, name)
+        if array.dtype.kind not in kind or array.shape not in shapes or array.size == 0:
+            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, which does not fit the other arrays")
+    if query_ids.dtype.kind not in "iuU" or query_ids.ndim != 1 or methods.dtype.kind != "U" or methods.ndim != 1:
+        raise ValueError("query_ids and methods do not fit the other arrays")
+    of_each = {name: _array(arrays, name).reshape(count, queries, width) for name in kinds}
+    return {
+        method: Scores(
+            of_each["values"][m],
+            of_each["train_ids"][m],
+            query_ids,
+            method,
+            {name.removeprefix(COLUMN): of_each[name][m] for name in columns},
+            held=held,
+        )
+        for m, (method, held) in enumerate(zip(methods.tolist(), held_of(arrays, count, (queries, width)), strict=True))
+    }
+
+
 def _array(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
     if name not in arrays:
         raise ValueError(f"it has no array {name!r}")
@@ -262,13 +342,14 @@ def refuse_not_finite(
     """Refuse scores [Q, N] that are not finite, and name the first one. The message begins with `what`."""
     if not np.isfinite(values).all():
         query, image = np.argwhere(~np.isfinite(values))[0]
+        name = train_ids[image] if train_ids.ndim == 1 else train_ids[query, image]
         raise DtrakError(
-            f"{what}: {method} scores training image {train_ids[image]} for the query {query_ids[query]} with "
+            f"{what}: {method} scores training image {name} for the query {query_ids[query]} with "
             f"{values[query, image]}, which is no score"
         )
 
 
-def _plain(column: NDArray[Any]) -> NDArray[Any]:
+def plain_column(column: NDArray[Any]) -> NDArray[Any]:
     """Turn a column with gaps into text: an array of objects cannot be sorted, or stored without pickle."""
     if column.dtype.kind != "O":
         return column
@@ -284,4 +365,5 @@ def _texts(array: NDArray[Any], change: Callable[[str], str]) -> NDArray[Any]:
     """Return the array with every text changed."""
     if array.dtype.kind not in "OU":
         return array
-    return np.fromiter((change(one) if isinstance(one, str) else one for one in array.tolist()), dtype=np.object_)
+    changed = (change(one) if isinstance(one, str) else one for one in array.ravel().tolist())
+    return np.fromiter(changed, dtype=np.object_).reshape(array.shape)

@@ -140,6 +140,7 @@ def attribute(
     train_source: options.Train = None,
     size: options.Size = None,
     damping: options.Damping = None,
+    top: options.Top = None,
     device: options.Device = None,
 ) -> None:
     """Score every training image for every picture.
@@ -149,7 +150,7 @@ def attribute(
 
     IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
     """
-    scoring = scoring.asking_for(method, damping)
+    scoring = scoring.asking_for(method, damping, top)
     if run_folder is not None:
         if any(one is not None for one in (model, lora, prompt, train_source, size)):
             raise UsageError(
@@ -189,6 +190,7 @@ def _attribute_run(
         source,
         methods,
         scoring.settings(settings_of(opened)),
+        top=scoring.top,
         cache=scoring.cache,
         device=options.chosen_device(device),
         engine=scoring.engine,
@@ -231,6 +233,7 @@ def _attribute_model(
             query_images,
             methods,
             settings,
+            top=scoring.top,
             cache=cache,
             device=options.chosen_device(device),
             engine=scoring.engine,

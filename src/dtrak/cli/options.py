@@ -187,6 +187,15 @@ Damping = Annotated[
         show_default="auto",
     ),
 ]
+Top = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole_number(1, MOST["top"]),
+        help="Keep only the N strongest training images of each picture; a .csv file has N lines for each.",
+        show_default="all",
+    ),
+]
 Cache = Annotated[
     Path | None,
     typer.Option(
