@@ -3,6 +3,7 @@
     python benchmarks/lora.py               # 860 M parameters, 25.5 M of LoRA at rank 128, latents of 256×256
     python benchmarks/lora.py --side 64     # of 512×512
     python benchmarks/lora.py --small       # a U-Net of 2 M
+    python benchmarks/lora.py --side 64 --plan 5000    # only count the operations for 5,000 images
 
 The weights are random: neither memory nor time depends on them. Every row is a process of its own, whose peak is what
 the system says of it. A training step sees as many latents as a feature has noised copies.
@@ -25,6 +26,7 @@ from diffusers import DDPMScheduler, UNet2DConditionModel
 from peft import LoraConfig
 from rich.console import Console
 from rich.table import Table
+from torch.utils.flop_counter import FlopCounterMode
 
 from dtrak.engines import cores
 from dtrak.features.inputs import ModelInputs
@@ -32,12 +34,14 @@ from dtrak.gradients.featurizer import Copies, Featurizer
 from dtrak.gradients.projecting import make_projection
 from dtrak.images.images import load_images
 from dtrak.models import DiffusionModel
+from dtrak.models.layout import FusedAttention
 from dtrak.noise import gaussian
 from dtrak.runs.recipes import Training
 from dtrak.runs.training import Trainer
 
 ROWS = {"weights": "the U-Net and its LoRA", "training": "one training step", "features": "features of an image"}
 SMALL = {"block_out_channels": (32, 64, 64, 64), "norm_num_groups": 8, "layers_per_block": 1, "cross_attention_dim": 64}
+SPEEDS = (5e12, 20e12, 80e12)  # that a GPU may reach in practice, from an old one to a large one in bfloat16
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
 
 
@@ -89,6 +93,25 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, float]:
     return {"seconds": seconds, "peak": peak, "parameters": every - trained, "trained": trained}
 
 
+def plan(args: argparse.Namespace) -> Table:
+    """Count the operations of features with ten noised copies an image, and what they take at some speeds."""
+    copies = 10
+    with torch.device("meta"), FusedAttention(), FlopCounterMode(display=False) as counter:
+        model = make_model(args)
+        condition = torch.zeros(1, 77, model.network.config.cross_attention_dim)
+        model.network(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long), condition).sample.sum().backward()
+    each = counter.get_total_flops()
+    total = each * copies * args.plan
+    table = Table(title=f"{args.plan:,} images, {copies} copies each: {total / 1e15:,.0f} · 10¹⁵ operations")
+    for title in ("operations a second", "hours"):
+        table.add_column(title, justify="right")
+    for speed in SPEEDS:
+        table.add_row(f"{speed / 1e12:,.0f} · 10¹²", f"{total / speed / 3600:,.1f}")
+    stored = 4 * args.plan * copies * 4096
+    table.caption = f"{each / 1e12:.2f} · 10¹² for each copy, forward and backward; {stored / 1e9:.1f} GB of features"
+    return table
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", type=int, default=32, help="of the latents (default: 32)")
@@ -96,6 +119,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=128)
     parser.add_argument("--dim", type=int, default=32768, help="numbers kept of a gradient (default: 32768)")
     parser.add_argument("--small", action="store_true", help="a U-Net of 2 M parameters")
+    parser.add_argument("--plan", type=int, metavar="N", help="only count the operations for N images")
     parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -105,6 +129,9 @@ def main() -> None:
     torch.manual_seed(0)
     if args.row:
         print(json.dumps(measure(args.row, args)))
+        return
+    if args.plan:
+        Console().print(plan(args))
         return
     found = {}
     for row in ROWS:

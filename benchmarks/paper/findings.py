@@ -51,7 +51,13 @@ def methods(study: Study) -> Finding:
 
 
 def retraining(study: Study) -> Finding:
-    """Ensembles of S models, and what is learnt from the losses of half of the subsets, reported on the others."""
+    """Ensembles of S models, and what is learnt from the losses of half of the subsets, reported on the others.
+
+    If the run has models of its own for this (`dtrak evaluate retrain RUN`), all learn from those, as in the paper.
+    """
+    if study.others is not None:
+        yield from _retraining_of_others(study, study.others)
+        return
     half = len(study.benchmark.masks) // 2
     ensembles = ("trak-ensemble", "d-trak-ensemble")
     learnt = ("empirical-influence", "datamodel", "datamodel-lasso")
@@ -69,6 +75,24 @@ def retraining(study: Study) -> Finding:
     add((*KERNELS, "mixed-trak"), "the model alone", timesteps=10)
     notes = [f"Measured on the {half} subsets that nothing was fitted on; S is a number of models."]
     yield Table(["method", *kinds], rows, "Methods that retrain", notes)
+
+
+def _retraining_of_others(study: Study, others: Benchmark) -> Finding:
+    """Methods that learn from S other models than those of the benchmark, reported on all of it, as in the paper."""
+    for kind in study.query_kinds:
+        rows, columns = list[list[Entry]](), (10, 100)
+        ensembles = ["trak-ensemble", "d-trak-ensemble", *(["journey-trak-ensemble"] if kind == "generated" else [])]
+        for name in ensembles if others.retrained else ():
+            for size in (1, 2, 4, 8):
+                settings = {"queries": kind, "retrained": others.folder, "ensemble_size": size}
+                found = [study.measure((name,), timesteps=k, **settings)[name].cell for k in columns]
+                rows.append([f"{name}, S = {size}", *found])
+        for name in ("empirical-influence", "datamodel", "datamodel-lasso"):
+            for size in (one for one in (64, 128, 256, 512) if one <= len(others.masks)):
+                settings = {"queries": kind, "retrained": others.folder, "retrained_count": size}
+                cell = study.measure((name,), **settings)[name].cell
+                rows.append([f"{name}, S = {size}", cell, cell])
+        yield Table(["method", *(f"K = {k}" for k in columns)], rows, f"Methods that retrain, {kind} queries")
 
 
 def outputs(study: Study) -> Finding:
@@ -148,7 +172,7 @@ def pictures(study: Study) -> Finding:
     train, queries = study.benchmark.train, study.benchmark.queries(study.query_kinds[-1])
     scores = attribute(study.model, train, queries, KERNELS, cache=study.cache(None, timesteps=10), timesteps=10)
     yield Drawing("proponents", proponents_and_opponents(scores, train, queries.select(range(SHOWN))))
-    yield Drawing("self-influence", self_influence(scores["d-trak"], train))
+    yield Drawing("self-influence", self_influence(scores["d-trak"], train, each=5, least=3))
     labels, asked = (one.columns["label"] for one in (train, study.benchmark.queries("validation")))
     rows: list[list[Entry]] = []
     for method in ("raw-pixel-cosine", *KERNELS, "mixed-trak"):

@@ -29,6 +29,7 @@ MOST: Mapping[str, int] = {
     "seeds": 100,
     "checkpoint_count": 1000,
     "ensemble_size": 10**4,
+    "retrained_count": 10**4,
     "size": 8192,  # pixels along a side
     "rank": 10**4,
     "channels": 2**16,  # of a network's block

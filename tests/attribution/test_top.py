@@ -62,6 +62,8 @@ def test_the_strongest_are_those_of_the_whole_matrix(
             for mine, theirs in zip(one.credit("label"), full.credit("label"), strict=True):
                 assert mine.group == theirs.group
                 assert (mine.share, mine.low) == pytest.approx((theirs.share, theirs.low), rel=1e-5)
+            single, alone = one.of_queries([3]), full.of_queries([3])
+            np.testing.assert_allclose(single.share_intervals("label"), alone.share_intervals("label"), atol=1e-5)
             np.testing.assert_array_equal(one.sizes("label"), full.sizes("label"))
             np.testing.assert_array_equal(one.to_pandas()["train"], full.to_pandas(top=6)["train"])
 
@@ -139,4 +141,4 @@ def test_from_the_command_line_into_the_report(own_run: Path) -> None:
     assert "1,000 from digits:train" in page
     refused = command("attribute", own_run, "--top", "0", cwd=own_run.parent)
     assert refused.code == 2
-    assert "0 is not a whole number from 1 on" in refused.error
+    assert "'0' is not a whole number from 1 on" in refused.error

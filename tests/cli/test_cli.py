@@ -20,7 +20,7 @@ from dtrak.cli.commands import app
 from dtrak.progress import LogProgress
 
 MakeRecipe = Callable[..., Path]
-COMMANDS = ["demo", "run", "train", "generate", "attribute", "report", "serve", "methods", "recipes", "info"]
+COMMANDS = ["demo", "run", "train", "generate", "attribute", "credit", "report", "serve", "methods", "recipes", "info"]
 
 
 def scores(path: Path) -> dict[str, np.ndarray]:

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from diffusers import AutoencoderKL
+from numpy.typing import NDArray
+from torch import Tensor
 
 from commands import dtrak
 from dtrak.attribution.scores import load_scores
@@ -63,12 +67,29 @@ def test_lds_of_every_kind_of_method(own_run: Path) -> None:
     assert (kept[0] / "pytorch_lora_weights.safetensors").exists()
 
 
-def test_counterfactual_distances_are_of_latents(own_run: Path) -> None:
+def test_counterfactual_distances_are_of_unscaled_latents(run: Path, own_run: Path) -> None:
+    """Of `latent_dist.mode()` of the two pictures, as the authors have it; and 401 is the step nearest to 400."""
     outcome = dtrak("evaluate", "counterfactual", own_run, *COUNTERFACTUAL.split(), cwd=own_run.parent)
     assert outcome.code == 0, outcome.err
-    assert "ℓ2: of latents" in " ".join(outcome.out.split())
+    assert "ℓ2: of unscaled latents" in " ".join(outcome.out.split())
     found = json.loads((own_run / "counterfactual" / "counterfactual.json").read_text())
-    assert all(value > 0 for one in found["methods"].values() for value in one["l2"]["per_query"])
+    vae = AutoencoderKL.from_pretrained(run.parent / "pipeline" / "vae")
+    assert vae.config.scaling_factor == 0.5
+    with np.load(own_run / "counterfactual" / "pictures.npz") as kept:
+        for row, method in enumerate(kept["methods"].tolist()):
+            original, other = (_mode(vae, pixels) for pixels in (kept["originals"], kept["counterfactuals"][row]))
+            expected = float((original - other).norm())
+            assert found["methods"][method]["l2"]["per_query"][0] == pytest.approx(expected, rel=0.05)  # of rounding
+    outcome = dtrak("evaluate", "counterfactual", own_run, *COUNTERFACTUAL.split(), "--step", "400", cwd=own_run.parent)
+    assert outcome.code == 0, outcome.err
+    assert "step 400: 5 steps of DDIM pass through 801, 601, … 1; 401 is taken" in " ".join(outcome.err.split())
+    assert (own_run / "counterfactual" / "step-401" / "counterfactual.json").exists()
+
+
+def _mode(vae: AutoencoderKL, pixels: NDArray[np.uint8]) -> Tensor:
+    with torch.no_grad():
+        mode: Tensor = vae.encode(torch.from_numpy(pixels / 127.5 - 1).float().permute(0, 3, 1, 2)).latent_dist.mode()
+    return mode
 
 
 def test_a_lora_that_was_trained_elsewhere(run: Path, tmp_path: Path) -> None:
@@ -127,3 +148,35 @@ def test_the_explorer_draws_from_a_prompt(own_run: Path) -> None:
         long = server.client.post("/api/ask", files={"seed": (None, "3"), "prompt": (None, "x" * 1001)})
         assert long.status_code == 422
         assert "1,000 characters" in long.json()["error"]
+
+
+CREDIT = "--seeds 2 --method raw-pixel-dot,d-trak --timesteps 2 --engine process"
+
+
+def test_credit_against_models_without_an_artist_trains_each_of_them_once(own_run: Path) -> None:
+    recipe = own_run / "recipe.yaml"
+    recipe.write_text(recipe.read_text() + "\nevaluation: {timesteps: 3, noises: 1, validation: 3}\n")
+    first = dtrak("evaluate", "credit", own_run, *CREDIT.split(), cwd=own_run.parent)
+    assert first.code == 0, first.err
+    assert "8 of 8 models to train" in first.err  # three artists and all images, with two seeds
+    kept = {path.name: path.stat().st_mtime_ns for path in (own_run / "left-out").glob("*.npz")}
+    found = json.loads((own_run / "credit.json").read_text())
+    assert [*found["methods"]] == ["raw-pixel-dot", "d-trak"]
+    assert (found["groups"], found["queries"], found["seeds"]) == (3, 3, 2)
+    again = dtrak("evaluate", "credit", own_run, *CREDIT.split(), "--queries", "validation", cwd=own_run.parent)
+    assert again.code == 0, again.err
+    assert "to train" not in again.err
+    assert {path.name: path.stat().st_mtime_ns for path in (own_run / "left-out").glob("*.npz")} == kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--by", "painter"], ["no column 'painter'", "artist"]),
+        (["--queries", "all"], ["'all'", "generated"]),
+    ],
+)
+def test_credit_cannot_be_evaluated_by_what_is_no_group(run: Path, arguments: list[str], words: list[str]) -> None:
+    outcome = dtrak("evaluate", "credit", run, *arguments, cwd=run.parent)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert all(word in outcome.err for word in words), outcome.err

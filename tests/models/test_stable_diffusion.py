@@ -322,6 +322,12 @@ def test_what_cannot_be_loaded(base: Path, lora: Path, tmp_path: Path) -> None:
     save_file(other, tmp_path / "other.safetensors")
     with pytest.raises(UsageError, match="does not fit"):
         load_model(str(base), lora=str(tmp_path / "other.safetensors"))
+    weights = load_file(lora / "pytorch_lora_weights.safetensors")
+    name = min(name for name in weights if "to_q" in name and ("lora_A" in name or "lora.down" in name))
+    wider = {one: torch.zeros(len(value), 77) if one == name else value for one, value in weights.items()}
+    save_file(wider, tmp_path / "wider.safetensors")
+    with pytest.raises(UsageError, match=r"to_q\.lora_A is \[4, 77\], but must be \[4, 16\]; .* another base model"):
+        load_model(str(base), lora=str(tmp_path / "wider.safetensors"))
     broken = Path(shutil.copytree(base, tmp_path / "broken"))
     (broken / "vae" / "diffusion_pytorch_model.safetensors").unlink()
     with pytest.raises(UsageError, match="has no weights: vae/"):

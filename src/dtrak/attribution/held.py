@@ -1,7 +1,7 @@
 """Hold only the strongest scores of each query, with the sums over all training images that credit is computed from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,23 @@ CREDIT = "credit."  # begins the names of the arrays of sums in a file
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The groups of a column: their names [G], how many training images each has [G], and their sums [Q, G].
+    """The groups of a column, with sums over all training images n of a group and not only over held ones."""
 
-    A sum is Σ_{n in g} max(τ_n, 0), over all training images and not only over those that are held.
-    """
+    names: NDArray[Any]  # [G]
+    sizes: NDArray[np.int64]  # [G], how many training images each has
+    sums: NDArray[np.float64]  # [Q, G], of max(τ_n, 0)
+    squares: NDArray[np.float64]  # [Q, G], of max(τ_n, 0)²
 
-    names: NDArray[Any]
-    sizes: NDArray[np.int64]
-    sums: NDArray[np.float64]
+
+def grouped(values: NDArray[np.float32], names: NDArray[Any], members: NDArray[np.int64]) -> Groups:
+    """Return the groups of scores [Q, N]; `members` [N] says in which of the groups `names` each image is."""
+    count = len(names)
+    positive = values.clip(min=0).astype(np.float64)
+    sums, squares = (
+        np.stack([np.bincount(members, row, count) for row in rows]).astype(np.float64)
+        for rows in (positive, positive**2)
+    )
+    return Groups(names, np.bincount(members, minlength=count), sums, squares)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +40,13 @@ class Held:
     images: int  # N
     positions: NDArray[np.int64]  # [Q, H], H = 2 · each: the index in the training set of each held image
     groups: Mapping[str, Groups]
+
+    def of_queries(self, chosen: list[int]) -> "Held":
+        """Return the same for some queries alone."""
+        groups = {
+            name: replace(one, sums=one.sums[chosen], squares=one.squares[chosen]) for name, one in self.groups.items()
+        }
+        return replace(self, positions=self.positions[chosen], groups=groups)
 
 
 class Holder:
@@ -45,7 +61,7 @@ class Holder:
                 self._of_column[name] = groups, members
         self._values: list[NDArray[np.float32]] = []
         self._positions: list[NDArray[np.int64]] = []
-        self._sums: dict[str, list[NDArray[np.float64]]] = {name: [] for name in self._of_column}
+        self._groups: dict[str, list[Groups]] = {name: [] for name in self._of_column}
         self._images = 0
 
     def add(self, values: NDArray[np.float32]) -> None:
@@ -55,15 +71,18 @@ class Holder:
             positions = _ends(row, self.each)
             self._positions.append(positions)
             self._values.append(row[positions])
-            positive = row.clip(min=0).astype(np.float64)
-            for name, (groups, members) in self._of_column.items():
-                self._sums[name].append(np.bincount(members, positive, len(groups)).astype(np.float64))
+            for name, (names, members) in self._of_column.items():
+                self._groups[name].append(grouped(row[None], names, members))
 
     def held(self) -> tuple[NDArray[np.float32], Held]:
         """Return the values [Q, H], the highest first, and what they are."""
         groups = {
-            name: Groups(names, np.bincount(members, minlength=len(names)), np.stack(self._sums[name]))
-            for name, (names, members) in self._of_column.items()
+            name: replace(
+                parts[0],
+                sums=np.concatenate([one.sums for one in parts]),
+                squares=np.concatenate([one.squares for one in parts]),
+            )
+            for name, parts in self._groups.items()
         }
         each = min(self.each, self._images)
         return np.stack(self._values), Held(each, self._images, np.stack(self._positions), groups)
@@ -99,6 +118,7 @@ def held_arrays(several: Sequence[Held]) -> dict[str, NDArray[Any]]:
         found[f"{CREDIT}names.{name}"] = groups.names
         found[f"{CREDIT}sizes.{name}"] = groups.sizes
         found[f"{CREDIT}sums.{name}"] = joined([one.groups[name].sums for one in several])
+        found[f"{CREDIT}squares.{name}"] = joined([one.groups[name].squares for one in several])
     return found
 
 
@@ -113,14 +133,17 @@ def held_of(arrays: Mapping[str, NDArray[Any]], methods: int, shape: tuple[int, 
         raise ValueError(f"positions are not those of {images} images")
     groups: list[dict[str, Groups]] = [{} for _ in range(methods)]
     for name in (name.removeprefix(f"{CREDIT}names.") for name in arrays if name.startswith(f"{CREDIT}names.")):
-        names, sizes, sums = (np.asarray(arrays[f"{CREDIT}{part}.{name}"]) for part in ("names", "sizes", "sums"))
+        parts = ("names", "sizes", "sums", "squares")
+        names, sizes, sums, squares = (np.asarray(arrays[f"{CREDIT}{part}.{name}"]) for part in parts)
         _check(f"{CREDIT}names.{name}", names, "biufcSUmM", (1, 1, names.size))
         _check(f"{CREDIT}sizes.{name}", sizes, "i", (1, 1, names.size))
-        _check(f"{CREDIT}sums.{name}", sums, "f", (methods, queries, names.size))
-        if not np.isfinite(sums).all():
-            raise ValueError(f"{CREDIT}sums.{name} is not finite")
-        for of_method, its_sums in zip(groups, sums.reshape(methods, queries, names.size), strict=True):
-            of_method[name] = Groups(names, sizes, its_sums)
+        shape_of_sums = methods, queries, names.size
+        for part, array in (("sums", sums), ("squares", squares)):
+            _check(f"{CREDIT}{part}.{name}", array, "f", shape_of_sums)
+            if not np.isfinite(array).all():
+                raise ValueError(f"{CREDIT}{part}.{name} is not finite")
+        for of_method, *its in zip(groups, sums.reshape(shape_of_sums), squares.reshape(shape_of_sums), strict=True):
+            of_method[name] = Groups(names, sizes, *its)
     each_positions = positions.reshape(methods, queries, held)
     return [Held(int(each), int(images), one, of) for one, of in zip(each_positions, groups, strict=True)]
 

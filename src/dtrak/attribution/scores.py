@@ -8,7 +8,7 @@ score first, and `positions` [Q, H] are the images' places among all `images`.
 """
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.attribution.held import MOST_GROUPS, Held, held_arrays, held_of
+from dtrak.attribution.held import MOST_GROUPS, Groups, Held, grouped, held_arrays, held_of
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import readable, write_bytes, write_text
+from dtrak.images.metadata import plain_column
 from dtrak.noise import stream
 from dtrak.spreadsheets import harmless, quoting
 
@@ -41,7 +42,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Credit:
-    """A group's share of the positive influence, with its 95% interval over the queries."""
+    """A group's share of the positive influence, with its 95% interval."""
 
     group: Any
     share: float
@@ -97,13 +98,16 @@ class Scores:
     def credit(self, by: str, resamples: int = 1000) -> list[Credit]:
         """Return each group's share of the positive scores, the largest first.
 
-        share_g = mean over queries of Σ_{n in g} max(τ_n, 0) / Σ_n max(τ_n, 0); the interval is that of a bootstrap
-        over queries. Groups are the values of the column `by`.
+        share_g = mean over queries of Σ_{n in g} max(τ_n, 0) / Σ_n max(τ_n, 0). The interval is that of a bootstrap
+        over queries; for one query, it is that of `share_intervals`. Groups are the values of the column `by`.
         """
         groups, shares = self.shares(by)
         queries = len(shares)
-        drawn = stream("credit").multinomial(queries, np.full(queries, 1 / queries), size=resamples)  # [R, Q]
-        low, high = np.percentile(drawn @ shares / queries, [2.5, 97.5], axis=0)
+        if queries == 1:
+            low, high = self.share_intervals(by)[0].T
+        else:
+            drawn = stream("credit").multinomial(queries, np.full(queries, 1 / queries), size=resamples)  # [R, Q]
+            low, high = np.percentile(drawn @ shares / queries, [2.5, 97.5], axis=0)
         share = shares.mean(0)
         return [
             Credit(groups[g].item(), float(share[g]), float(low[g]), float(high[g]))
@@ -112,22 +116,42 @@ class Scores:
 
     def shares(self, by: str) -> tuple[NDArray[Any], NDArray[np.float64]]:
         """Return the groups [G] of the column `by`, and their shares of each query's positive scores [Q, G]."""
-        if self.held is None:
-            groups, membership = np.unique(self.groups(by), return_inverse=True)
-            positive = self.values.clip(min=0).astype(np.float64)
-            sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)
-        else:
-            self._check_credit(by, self.held)
-            groups, sums = self.held.groups[by].names, self.held.groups[by].sums
-        totals = sums.sum(1, keepdims=True)
-        return groups, np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
+        grouped = self._grouped(by)
+        totals = grouped.sums.sum(1, keepdims=True)
+        shares = np.divide(grouped.sums, totals, out=np.zeros_like(grouped.sums), where=totals > 0)
+        return grouped.names, shares
+
+    def share_intervals(self, by: str) -> NDArray[np.float64]:
+        """Return the 95% interval of each query's shares, [Q, G, 2], if groups had shown other images of their own.
+
+        When the images of every group are drawn again with replacement, the sum S_g of a group's positive scores p_n
+        has the variance V_g = Σ_{n in g} p_n² − S_g² / |g|. To first order, with S = Σ S_g and V = Σ V_g, the variance
+        of its share is ((S − S_g)² V_g + S_g² (V − V_g)) / S⁴.
+        """
+        grouped = self._grouped(by)
+        sums = grouped.sums
+        variances = (grouped.squares - sums**2 / grouped.sizes).clip(min=0)
+        total, all_variance = sums.sum(1, keepdims=True), variances.sum(1, keepdims=True)
+        spread = (total - sums) ** 2 * variances + sums**2 * (all_variance - variances)
+        deviation = np.sqrt(np.divide(spread, total**4, out=np.zeros_like(spread), where=total > 0))
+        share = np.divide(sums, total, out=np.zeros_like(sums), where=total > 0)
+        return np.stack([share - 1.96 * deviation, share + 1.96 * deviation], axis=-1).clip(0, 1)
 
     def sizes(self, by: str) -> NDArray[np.int64]:
         """Return the number of training images in each of these groups, [G]."""
-        if self.held is not None:
-            self._check_credit(by, self.held)
-            return self.held.groups[by].sizes
-        return np.unique(self.groups(by), return_counts=True)[1]
+        return self._grouped(by).sizes
+
+    def _grouped(self, by: str) -> Groups:
+        """Return the groups of the column `by` with the sums of their positive scores."""
+        column = self.groups(by)
+        if self.held is None:
+            return grouped(self.values, *np.unique(column, return_inverse=True))
+        if by not in self.held.groups:
+            raise UsageError(
+                f"only the strongest scores are held, and the column {by!r} has more than {MOST_GROUPS:,} values, too "
+                "many for the sums that credit needs: make scores without --top"
+            )
+        return self.held.groups[by]
 
     def groups(self, by: str) -> NDArray[Any]:
         """Return the group of each training image [N], or of each held one [Q, H]: its value in the column `by`."""
@@ -141,13 +165,14 @@ class Scores:
         """Return the columns that credit can be computed by."""
         return list(self.columns if self.held is None else self.held.groups)
 
-    def _check_credit(self, by: str, held: Held) -> None:
-        self.groups(by)
-        if by not in held.groups:
-            raise UsageError(
-                f"only the strongest scores are held, and the column {by!r} has more than {MOST_GROUPS:,} values, too "
-                "many for the sums that credit needs: make scores without --top"
-            )
+    def of_queries(self, which: Sequence[int]) -> "Scores":
+        """Return the scores of some queries alone."""
+        chosen = list(which)
+        cut = replace(self, values=self.values[chosen], query_ids=self.query_ids[chosen])
+        if self.held is None:
+            return cut
+        columns = {name: column[chosen] for name, column in self.columns.items()}
+        return replace(cut, train_ids=self.train_ids[chosen], columns=columns, held=self.held.of_queries(chosen))
 
     def to_pandas(self, top: int | None = None) -> "pandas.DataFrame":
         """Return a line for each query and training image: query, rank, train, score and the columns of the image.
@@ -347,13 +372,6 @@ def refuse_not_finite(
             f"{what}: {method} scores training image {name} for the query {query_ids[query]} with "
             f"{values[query, image]}, which is no score"
         )
-
-
-def plain_column(column: NDArray[Any]) -> NDArray[Any]:
-    """Turn a column with gaps into text: an array of objects cannot be sorted, or stored without pickle."""
-    if column.dtype.kind != "O":
-        return column
-    return np.array(["" if value is None else str(value) for value in column])
 
 
 def _head(column: str) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dtrak.attribution.held import Holder
-from dtrak.attribution.scores import Scores, plain_column, refuse_not_finite
+from dtrak.attribution.scores import Scores, refuse_not_finite
+from dtrak.images.metadata import plain_column
 from dtrak.inputs.arrays import KernelPart, TrainingKernel, Vectors
 from dtrak.inputs.task import Task
 from dtrak.kernels.damping import Damping
@@ -91,6 +92,8 @@ class DampedScores:
 
     def total(self, damping: Damping) -> Values:
         """Return the sum over all queries, [N]."""
+        if not self.method.linear:
+            return np.asarray(self.scores(damping).sum(0))
         return np.asarray(self._mean(damping, [part.summed() for part in self.parts])[0])
 
     def _mean(self, damping: Damping, parts: Sequence[KernelPart]) -> Values:

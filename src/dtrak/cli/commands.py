@@ -16,13 +16,14 @@ from rich.table import Column, Table
 
 from dtrak import sigterm
 from dtrak.cli import evaluate, options
+from dtrak.cli.credit import credit
+from dtrak.cli.endings import INTERRUPTED, ended_by
 from dtrak.cli.scoring import Scoring, with_scoring
-from dtrak.errors import DtrakError, UsageError
+from dtrak.errors import UsageError
 from dtrak.printing import output, show, show_yaml, tell
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 app.add_typer(evaluate.app, name="evaluate")
-INTERRUPTED = 130  # the usual exit code after Ctrl-C
 
 
 @app.callback(epilog="For a first try, in a few minutes on two cores: dtrak demo")
@@ -139,6 +140,7 @@ def attribute(
     prompt: options.PromptTemplate = None,
     train_source: options.Train = None,
     size: options.Size = None,
+    checkpoint: options.Checkpoint = None,
     damping: options.Damping = None,
     top: options.Top = None,
     device: options.Device = None,
@@ -156,16 +158,17 @@ def attribute(
             raise UsageError(
                 f"give a run ({run_folder}), or --model and --train (and --lora, --prompt, --size), not both"
             )
-        _attribute_run(run_folder, queries, out, scoring, device)
-    elif model is None or train_source is None or queries is None or out is None:
-        raise UsageError("give a run, or all of --model, --train, --queries and --out")
+        _attribute_run(run_folder, queries, out, checkpoint, scoring, device)
+    elif checkpoint is not None or model is None or train_source is None or queries is None or out is None:
+        raise UsageError("give a run (with or without --checkpoint), or all of --model, --train, --queries and --out")
     else:
         _attribute_model((model, lora, prompt), train_source, queries, out, size, scoring, device)
 
 
 def _attribute_run(
-    run_folder: Path, queries: str | None, out: Path | None, scoring: Scoring, device: str | None
+    run_folder: Path, queries: str | None, out: Path | None, typed: str | None, scoring: Scoring, device: str | None
 ) -> None:
+    """Attribute a run, or the checkpoint of it that was typed."""
     from dtrak.files import check_not_read, check_writable
     from dtrak.runs.run import Run
 
@@ -177,25 +180,21 @@ def _attribute_run(
         )
     recipe = opened.recipe.attribution
     methods = scoring.method_names(scoring.settings(recipe), recipe.method)
-    out = out or run_folder / "scores.npz"
+    checkpoint = None if typed is None else opened.checkpoint(typed)
+    own = run_folder / "scores.npz"
+    out = out or own
+    if checkpoint is not None and out.resolve() == own.resolve():
+        raise UsageError(f"--checkpoint {typed}: give another file as --out, as {own} is of the final model")
     check_not_read(out, source, opened.recipe.data.train, run_folder / "recipe.yaml")
     check_writable(out)
 
     from dtrak.attribution.scores import save_scores
     from dtrak.runs.attributing import attribute_run, settings_of
 
-    scores = attribute_run(
-        opened,
-        opened.model(),
-        source,
-        methods,
-        scoring.settings(settings_of(opened)),
-        top=scoring.top,
-        cache=scoring.cache,
-        device=options.chosen_device(device),
-        engine=scoring.engine,
-    )
-    if out != run_folder / "scores.npz":
+    settings, chosen = scoring.settings(settings_of(opened)), options.chosen_device(device)
+    asked = (opened, checkpoint or opened.model(), source, methods, settings)
+    scores = attribute_run(*asked, top=scoring.top, cache=scoring.cache, device=chosen, engine=scoring.engine)
+    if out != own:
         save_scores(out, scores)
     tell("The scores", out)
 
@@ -240,6 +239,9 @@ def _attribute_model(
         )
         save_scores(out, scores)
     tell("The scores", out)
+
+
+app.command()(credit)
 
 
 @app.command()
@@ -369,33 +371,3 @@ def main() -> None:
             traceback.print_exc()
         code = ended_by(error)
     sys.exit(code)
-
-
-def ended_by(error: BaseException) -> int:
-    """Print one line on what has ended a command, and return the exit code."""
-    if sigterm.was_received():  # a library may have turned the signal into another error
-        sigterm.print_message_once()
-        return sigterm.TERMINATED
-    code, message = explained(error)
-    print(f"dtrak: {printable(' '.join(message.split()))}", file=sys.stderr)
-    return code
-
-
-def printable(line: str) -> str:
-    """Escape characters that control a terminal or that it cannot show, as \\x1b and so on."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
-
-
-def explained(error: BaseException) -> tuple[int, str]:
-    """Return the exit code and the one-line message for an error."""
-    match error:
-        case DtrakError():
-            return error.exit_code, str(error)
-        case typer.TyperException():
-            return error.exit_code, f"{error.format_message().rstrip('.')} (--help tells more)"
-        case OSError(filename=str(name), strerror=str(reason)):
-            return 1, f"cannot use {name}: {reason}"
-        case KeyboardInterrupt():
-            return INTERRUPTED, "interrupted; the same command goes on where this one stopped"
-        case _:
-            return 1, f"{type(error).__name__}: {error} (--debug shows where)"

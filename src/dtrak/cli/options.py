@@ -157,6 +157,14 @@ ScoresFile = Annotated[
     ),
 ]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="A diffusers folder or a hub id.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="An earlier checkpoint instead of the final model: its name or number of steps in RUN/checkpoints, or its "
+        "folder.",
+    ),
+]
 Lora = Annotated[
     str | None,
     typer.Option(metavar="LORA", help="With --model: its LoRA weights, as a folder, a .safetensors file or a hub id."),

@@ -35,11 +35,12 @@ from dtrak.evaluation.jobs import (
 )
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.features.inputs import ModelInputs, model_inputs
-from dtrak.features.trajectories import SEED
 from dtrak.files import alone_in, as_npy, as_npz, clear_leftovers, whole_folder, write_bytes, write_json, write_text
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
+from dtrak.images.metadata import plain_column
+from dtrak.images.sources import RESERVED
 from dtrak.inputs.benchmark import QUERIES, losses_file
 from dtrak.limits import check_number, shortened
 from dtrak.models import DiffusionModel, save_model
@@ -50,6 +51,7 @@ from dtrak.sections import first_difference, first_mistake
 
 GROWING = ("subsets", "seeds")  # settings that may be larger when a benchmark is continued
 FIXED_AT_START = ("threads", "versions")  # continued with the values that the benchmark was begun with
+OTHER_SUBSETS = {"seed": 1, "seeds": 1}  # of models that methods learn from, as in the paper: each is trained once
 MAIN = "simple"  # the objective that every job's result has, as LDS predicts it
 OLD_ORDER = ("simple", "elbo", "square", "avg", "l1", "l2", "linf")  # rows of the array [7, Q] in old jobs' files
 
@@ -75,14 +77,16 @@ class RetrainingSettings:
         check_number("seed", self.seed, 0)
 
     @classmethod
-    def resumed(cls, folder: Path, evaluation: Evaluation, typed: Mapping[str, Any]) -> "RetrainingSettings":
-        """Return the settings for a folder: those `typed`, then those it was begun with, then the recipe's."""
+    def resumed(
+        cls, folder: Path, evaluation: Evaluation, typed: Mapping[str, Any], usual: Mapping[str, Any] | None = None
+    ) -> "RetrainingSettings":
+        """Return the settings for a folder: those `typed`, those it was begun with, the `usual` ones, the recipe's."""
         names = {one.name for one in fields(cls)}
         from_recipe = evaluation.model_dump(include=names, exclude_none=True)
         stored = _read_record(folder)
         begun = {name: value for name, value in (stored | stored.get("queries", {})).items() if name in names}
         try:
-            return TypeAdapter(cls).validate_python({**from_recipe, **begun, **typed})
+            return TypeAdapter(cls).validate_python({**from_recipe, **(usual or {}), **begun, **typed})
         except ValidationError as error:  # of the folder's record: the command line has checked what was typed
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
@@ -236,10 +240,11 @@ def _as_arrays(inputs: ModelInputs) -> Arrays:
     arrays: Arrays = {"images": images.pixels(range(len(images)))}
     if not np.array_equal(images.ids, np.arange(len(images))):
         arrays["ids"] = images.ids
-    for column, key in {"label": "labels", SEED: SEED}.items():
-        if column in images.columns:
-            values = images.columns[column]
-            arrays[key] = values if values.dtype.kind in "iuU" else values.astype(str)
+    for column, values in images.columns.items():
+        if column == "label":
+            arrays["labels"] = values if values.dtype.kind in "iuU" else plain_column(values).astype(str)
+        elif column not in RESERVED:
+            arrays[column] = plain_column(values)
     if inputs.prompts:
         arrays[PROMPT] = np.array(inputs.prompts)
     return arrays

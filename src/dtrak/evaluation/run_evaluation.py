@@ -4,17 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dtrak.attribution.scoring import scores_for
+from dtrak.attribution.scoring import score, scores_for
 from dtrak.engines import Engine
-from dtrak.errors import UsageError
+from dtrak.errors import UsageError, check_known
 from dtrak.evaluation.comparison import CHOSEN, MIN_SUBSETS, Comparison
 from dtrak.evaluation.counterfactual import Counterfactual, evaluate_counterfactual
+from dtrak.evaluation.credit import CreditComparison, compare_credit
+from dtrak.evaluation.groups import leave_groups_out
 from dtrak.evaluation.redrawing import Redrawing
 from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
 from dtrak.features.encoders import load_encoder
 from dtrak.files import write_text
 from dtrak.images.images import Images
-from dtrak.inputs.benchmark import Benchmark
+from dtrak.inputs.benchmark import QUERIES, Benchmark
 from dtrak.inputs.gradients import Gradients
 from dtrak.inputs.settings import Settings
 from dtrak.inputs.task import Task
@@ -25,8 +27,20 @@ from dtrak.runs.attributing import features_folder, portable_settings, prepare_r
 from dtrak.runs.run import BENCHMARK, Run
 
 
-def benchmark_run(run: Run, settings: RetrainingSettings, engine: Engine, device: str) -> Benchmark:
-    """Retrain the run's model on random subsets, and measure its first validation images and generated pictures."""
+def benchmark_run(
+    run: Run, settings: RetrainingSettings, engine: Engine, device: str, name: str = BENCHMARK
+) -> Benchmark:
+    """Retrain the run's model on random subsets, and measure its first validation images and generated pictures.
+
+    `name` is the folder in the run's folder.
+    """
+    folder = run.folder / name
+    make_benchmark(run, folder, settings, engine, queries_of(run, settings), device)
+    return Benchmark.open(folder)
+
+
+def queries_of(run: Run, settings: RetrainingSettings) -> dict[str, Images]:
+    """Return the queries whose losses are kept: the first validation images and generated pictures."""
     queries: dict[str, Images] = {}
     if run.validation_images is not None:
         queries["validation"] = run.validation_images.first(settings.validation)
@@ -37,24 +51,29 @@ def benchmark_run(run: Run, settings: RetrainingSettings, engine: Engine, device
             f"{run.folder} has no queries: its recipe names no validation images, and it has no generated pictures "
             f"yet (`dtrak generate {run.folder}`)"
         )
-    folder = run.folder / BENCHMARK
-    make_benchmark(run, folder, settings, engine, queries, device)
-    return Benchmark.open(folder)
+    return queries
 
 
 def check_benchmark_options(run: Run, queries: str, damping: str, subsets: int) -> None:
     """Refuse options that a benchmark of this run could not serve, before its models are retrained."""
-    if queries == "validation" and run.recipe.data.validation is None:
-        raise UsageError(f"{run.folder}: its recipe names no validation images; give --queries generated")
-    if queries == "generated" and not (run.folder / "generated").exists():
-        raise UsageError(f"{run.folder} has no generated pictures yet: `dtrak generate {run.folder}`")
+    check_queries(run, queries)
     if damping == CHOSEN and subsets < 2 * MIN_SUBSETS:
         raise UsageError(f"subsets {subsets}: too few to choose the damping on one half and report on the other")
 
 
-def benchmark_features_folder(run: Run, settings: Settings) -> Path:
+def check_queries(run: Run, queries: str) -> None:
+    """Refuse a kind of queries that the run does not have."""
+    check_known("queries", queries, list(QUERIES))
+    if queries == "validation" and run.recipe.data.validation is None:
+        raise UsageError(f"{run.folder}: its recipe names no validation images; give --queries generated")
+    if queries == "generated" and not (run.folder / "generated").exists():
+        raise UsageError(f"{run.folder} has no generated pictures yet: `dtrak generate {run.folder}`")
+
+
+def benchmark_features_folder(run: Run, settings: Settings, checkpoint: Path | None = None) -> Path:
     """Return the folder for features of the benchmark's images, which are copies of the run's images."""
-    return features_folder(run, settings, f"{BENCHMARK}-")
+    name = BENCHMARK if checkpoint is None else f"{BENCHMARK}-{checkpoint.name}"
+    return features_folder(run, settings, f"{name}-")
 
 
 def save_comparison(run: Run, comparison: Comparison) -> None:
@@ -62,6 +81,28 @@ def save_comparison(run: Run, comparison: Comparison) -> None:
     methods = [one.method for one in comparison.results]
     key = (methods, comparison.subsets, comparison.queries, comparison.settings)
     write_text(run.folder / "lds" / f"{stable_hash(repr(key)):016x}.json", comparison.json())
+
+
+def credit_run(
+    run: Run,
+    by: str,
+    kind: str,
+    methods: Sequence[str],
+    settings: Settings,
+    retraining: RetrainingSettings,
+    engine: Engine,
+    device: str,
+    *,
+    cache: Path | None = None,
+    gradient_engine: Engine | None = None,
+) -> CreditComparison:
+    """Compare the methods' credit by a column with trainings that leave each of its groups out."""
+    queries = queries_of(run, retraining)
+    left_out = leave_groups_out(run, by, retraining, engine, queries, device)
+    damping, model = Damping.parse(settings.damping), run.model().to(device)
+    task, chosen = prepare_run(run, model, queries[kind], methods, settings, cache, gradient_engine)
+    credit = {one.name: score(task, one, damping).shares(by)[1] for one in chosen}
+    return compare_credit(credit, left_out, kind)
 
 
 def counterfactual_run(

@@ -100,24 +100,33 @@ export function matches(kind, title, where, items, strongest, none) {
 }
 
 // Show each group's share of the positive scores; the vertical mark is its share of the training images.
-export function credit(column, groups) {
-  const end = Math.max(...groups.map((one) => Math.max(one.share, one.of_training))) || 1;
+// The dark line is the 95% interval. `prompt` is what the picture was scored with, if the model takes prompts.
+export function credit(column, groups, prompt) {
+  const end = Math.max(...groups.map((one) => Math.max(one.share, one.of_training, ...(one.interval ?? [])))) || 1;
   const percent = (share) => `${(100 * share).toFixed(1)}%`;
   const rows = groups.map((one) => {
     const share = element("i", { class: "share" });
     const mark = element("i", { class: "of-training" });
     share.style.width = `${(100 * one.share) / end}%`;
     mark.style.left = `${(100 * one.of_training) / end}%`;
+    const [low, high] = one.interval ?? [];
+    const interval = one.interval ? [element("i", { class: "interval" })] : [];
+    for (const line of interval) {
+      line.style.left = `${(100 * low) / end}%`;
+      line.style.width = `${(100 * (high - low)) / end}%`;
+    }
     return element("tr", {},
       element("th", { scope: "row" }, element("span", {}, one.group)),
-      element("td", { class: "plot" }, element("div", { role: "img", "aria-label": `${percent(one.of_training)} of the training images` }, share, mark)),
-      element("td", { class: "value" }, percent(one.share)));
+      element("td", { class: "plot" }, element("div", { role: "img", "aria-label": `${percent(one.of_training)} of the training images` }, share, ...interval, mark)),
+      element("td", { class: "value" }, percent(one.share)),
+      element("td", { class: "range" }, one.interval ? `${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)}` : ""));
   });
   return element("section", { class: "credit" },
     element("h3", {}, `Credit by ${column}`),
-    element("p", { class: "quiet" }, `Each ${column}’s share of all positive scores. The vertical mark is its share of the training images.`),
+    element("p", { class: "quiet" }, `Each ${column}’s share of all positive scores. The dark line is the 95% interval if each ${column} had shown other images, the vertical mark its share of the training images.`),
+    ...(prompt === undefined ? [] : [element("p", { class: "quiet asked" }, `Scored with ${prompt ? `the prompt “${prompt}”` : "the empty prompt"}. Credit follows the prompt as well as the picture.`)]),
     element("table", {},
-      element("thead", { class: "unseen" }, element("tr", {}, ...[column, "chart", "share"].map((text) => element("th", { scope: "col" }, text)))),
+      element("thead", { class: "unseen" }, element("tr", {}, ...[column, "chart", "share", "95% interval"].map((text) => element("th", { scope: "col" }, text)))),
       element("tbody", {}, ...rows)));
 }
 

@@ -15,6 +15,7 @@ from dtrak.explorer.scoring import Scored
 from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
 from dtrak.methods.method import Values
+from dtrak.models.prompts import prompts_of
 from dtrak.report.credit import CREDIT_COLUMNS, MAX_GROUPS
 from dtrak.report.thumbnails import SMALL
 
@@ -105,6 +106,7 @@ def picture_scores(
         "positive": int((values > 0).sum()),
         "negative": int((values < 0).sum()),
         "credit": {column: _credit(scores, column) for column in CREDIT_COLUMNS if column in scores.columns},
+        "prompt": _prompt(exploration, entry),
     }
 
 
@@ -163,16 +165,30 @@ def _strongest(entries: list[Entry], keys: Values, count: int, sign: int = 1) ->
     return [described(entries[n]) | {"score": sign * float(keys[n])} for n in order if keys[n] > 0]
 
 
+def _prompt(exploration: Exploration, entry: Entry) -> str | None:
+    """Return the prompt that a picture is scored with; None if the model takes no prompts."""
+    prompts = exploration.model.prompts
+    return None if prompts is None else prompts_of(entry.images.select([entry.position]), prompts.template)[0]
+
+
 def _credit(scores: Scores, column: str) -> list[dict[str, Any]]:
-    """Return each group's share of one picture's positive scores and of the training images, the largest first."""
+    """Return each group's share of one picture's positive scores, with its interval, and of the training images."""
     names, (shares,) = scores.shares(column)
-    of_training = scores.sizes(column) / len(scores.train_ids)
+    intervals, of_training = scores.share_intervals(column)[0], scores.sizes(column) / scores.images
     order = np.argsort(-shares, kind="stable")
-    ranked = [(str(names[g]), float(shares[g]), float(of_training[g])) for g in order]
-    rest = ranked[MAX_GROUPS:]
-    if rest:
-        ranked[MAX_GROUPS:] = [(f"{len(rest)} more", sum(one[1] for one in rest), sum(one[2] for one in rest))]
-    return [{"group": group, "share": share, "of_training": of_training} for group, share, of_training in ranked]
+    ranked: list[dict[str, Any]] = [
+        {
+            "group": str(names[g]),
+            "share": float(shares[g]),
+            "interval": intervals[g].tolist(),
+            "of_training": float(of_training[g]),
+        }
+        for g in order[:MAX_GROUPS]
+    ]
+    if len(rest := order[MAX_GROUPS:]):
+        shared = {"share": float(shares[rest].sum()), "of_training": float(of_training[rest].sum())}
+        ranked.append({"group": f"{len(rest)} more", "interval": None, **shared})
+    return ranked
 
 
 def _self_influence(exploration: Exploration, entry: Entry, method: Method, damping: Damping) -> float | None:

@@ -75,7 +75,7 @@ export function onePicture() {
     none: ["No training image has a positive score.", "No training image has a negative score."],
     summary: (found) => `Of ${count(run.train.count)} training images, ${count(found.positive)} lowered this picture’s loss and ${count(found.negative)} raised it.`,
     facts: () => [],
-    more: (here, found) => Object.entries(found.credit).map(([column, groups]) => credit(column, groups)),
+    more: (here, found) => Object.entries(found.credit).map(([column, groups]) => credit(column, groups, found.prompt ?? undefined)),
     csv: (here) => `api/scores.csv?${new URLSearchParams({ query: here.id, ...scoringOf(here) })}`,
   });
 }

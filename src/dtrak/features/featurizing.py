@@ -172,7 +172,7 @@ def _of_pass(work: Work, rows: list[int]) -> Tensor:
     """Compute the features of rows that share a pass; images to skip have zeros."""
     features, images = work.features, work.images
     try:
-        return features(images.tensor(rows), images.ids[rows].tolist(), images.condition(rows))
+        return features(images.tensor(rows), images.ids[rows].tolist(), images.condition(rows), rows)
     except NotFiniteError:
         if not work.settings.skip_bad:
             raise

@@ -21,6 +21,7 @@ from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition
 from dtrak.models.sampling import sample
 from dtrak.noise import stable_hash
+from dtrak.progress import say
 
 SEED_TEXT = re.compile(r"[0-9]{1,19}(\.0)?")
 SEED = "seed"  # the column of generated pictures that has their seeds
@@ -59,16 +60,22 @@ class Trajectories:
             text += f" {self.guidance} {self._prompts}"
         return f"{stable_hash(text):016x}"
 
-    @property
+    @cached_property
     def timesteps(self) -> tuple[int, ...]:
-        """Return t of the steps that count, in falling order."""
+        """Return t of the steps that count, in falling order: all of them, or the one that is nearest to `step`.
+
+        Stable Diffusion passes through 401 and 301, and not through 400 and 300.
+        """
         every = tuple(self.model.solver(self.steps).timesteps.tolist())
         if self.step is None:
             return every
-        if self.step not in every:
-            passed = ", ".join(map(str, every[:2]))
-            raise UsageError(f"step {self.step}: {self.steps} steps of DDIM pass through {passed}, … {every[-1]}")
-        return (self.step,)
+        passed = f"{self.steps} steps of DDIM pass through {', '.join(map(str, every[:2]))}, … {every[-1]}"
+        if self.step >= self.model.timesteps:
+            raise UsageError(f"step {self.step}: {passed}")
+        nearest = min(every, key=lambda t: abs(t - self.step))
+        if nearest != self.step:
+            say(f"step {self.step}: {passed}; {nearest} is taken, which is the nearest")
+        return (nearest,)
 
     def tensor(self, rows: Sequence[int] | NDArray[Any]) -> Tensor:
         """Return x̂_0 [B, timesteps, C, H, W]."""

@@ -91,3 +91,10 @@ def column_of(values: Sequence[Any]) -> NDArray[Any]:
         if type(value) in (str, int)
     )
     return np.array(values) if uniform and fits else np.fromiter(values, dtype=np.object_)
+
+
+def plain_column(column: NDArray[Any]) -> NDArray[Any]:
+    """Turn a column with gaps into text: an array of objects cannot be sorted, or stored without pickle."""
+    if column.dtype.kind != "O":
+        return column
+    return np.array(["" if value is None else str(value) for value in column])

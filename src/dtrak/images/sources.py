@@ -25,6 +25,7 @@ from dtrak.progress import say
 IMAGE_EXTENSIONS = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 PROMPT_OR_SEED = ("prompt", "caption", "text", "seed")  # keys of an .npz file that a model's prompts or noise come from
+RESERVED = ("images", "ids", "labels", "label_names")  # keys of an .npz file that are not columns
 CELEBA_SPLITS = {"train": "0", "validation": "1", "test": "2"}  # the numbers in list_eval_partition.txt
 ARTBENCH_SPLITS = ["train", "test"]
 
@@ -104,8 +105,7 @@ def _npz(path: str) -> FoundImages:
     if len(distinct) < len(ids):
         raise UsageError(f"{path}: 'ids' has {distinct[counts.argmax()]} more than once; every image needs its own id")
 
-    reserved = ("images", "ids", "labels", "label_names")
-    columns = {key: a for key, a in arrays.items() if key not in reserved and a is not None and a.shape == ids.shape}
+    columns = {key: a for key, a in arrays.items() if key not in RESERVED and a is not None and a.shape == ids.shape}
     for key in PROMPT_OR_SEED:
         if key in arrays and (key not in columns or columns[key].dtype.kind not in "iufU"):
             refuse(key, f"text or numbers [{len(pixels)}]")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dtrak.errors import UsageError
 from dtrak.kernels.copies import CopyFeatures
@@ -122,8 +123,18 @@ class KernelPart:
         return replace(self, coordinates=self.coordinates[queries], chosen=train)
 
     def summed(self) -> "KernelPart":
-        """Replace the queries with their sum. Scores are linear, so its scores are the sums of theirs."""
+        """Replace the queries with their sum. If scores are linear, its scores are the sums of theirs."""
         return replace(self, coordinates=self.coordinates.sum(0, keepdims=True))
+
+
+@dataclass(frozen=True, eq=False)
+class NoisedQueries:
+    """Noised copies x_t = s x + σ ε of the queries, and the training images without noise."""
+
+    train: Rows  # y [N, channels · height · width]
+    queries: Tensor  # x_t [copies, Q, channels, height, width]
+    signal: Tensor  # s [copies]
+    noise: Tensor  # σ [copies]
 
 
 @dataclass(frozen=True, eq=False)

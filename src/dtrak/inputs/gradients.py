@@ -105,11 +105,11 @@ class Gradients(Source):
 
     def _costs(self, task: Task, member: int, objectives: tuple[str, ...]) -> Iterator[Cost]:
         """Yield the cost of each store that these inputs need of one model."""
-        train = _train_stores(task, self.kind, member)
+        train = train_stores(task, self.kind, member)
         compared = compared_objective(objectives[0])
         of_train = {*objectives, *([compared] if compared in _compared(task, self.kind) else [])}
         yield from (train[one].cost for one in of_train)
-        queries = _query_stores(task, self.kind, member, self.along_trajectory)
+        queries = query_stores(task, self.kind, member, self.along_trajectory)
         yield from (queries[one].cost for one in objectives)
 
     def seconds(self, task: Task) -> float:
@@ -120,8 +120,8 @@ class Gradients(Source):
         return len(members(task, self.models)) if self.uses_retrained else 0
 
     def _vectors(self, task: Task, member: int, objective: str, first: TrainingKernel | None) -> Vectors:
-        train = _train_stores(task, self.kind, member)
-        queries = _query_stores(task, self.kind, member, self.along_trajectory)
+        train = train_stores(task, self.kind, member)
+        queries = query_stores(task, self.kind, member, self.along_trajectory)
         return Vectors(train[objective], queries[objective].numpy(), self._training(task, train, objective, first))
 
     def _training(self, task: Task, train: Stores, objective: str, first: TrainingKernel | None) -> TrainingKernel:
@@ -149,10 +149,10 @@ class Gradients(Source):
     def _of_copies(self, task: Task, member: int) -> Iterator[Vectors]:
         """Yield one input with a kernel of all copies and objectives, or for each copy an input with its own kernel."""
         settings, objectives = task.settings, self.objectives(task.settings.objective)
-        stores = _train_stores(task, self.kind, member)
+        stores = train_stores(task, self.kind, member)
         features = CopyFeatures([stores[one] for one in objectives], settings.length == "unit")
         scored = features if settings.copies == "apart" else features.mean()
-        of_queries = _query_stores(task, self.kind, member, self.along_trajectory)
+        of_queries = query_stores(task, self.kind, member, self.along_trajectory)
         queries = scored.prepared([torch.from_numpy(of_queries[one].numpy()) for one in objectives]).numpy()
         if settings.kernel == "per-copy":
             for copy in range(queries.shape[1]):
@@ -186,7 +186,7 @@ def members(task: Task, models: Models) -> list[Path | None]:
             return [*evenly_spaced(task.settings.checkpoints, task.settings.checkpoint_count)]
         case "retrained":
             benchmark = benchmark_of(task)
-            subsets = task.settings.subsets or len(benchmark.masks)
+            subsets = task.settings.retrained_count or len(benchmark.masks)
             found = [path for subset, path in benchmark.retrained.items() if subset < subsets]
             if not found:
                 raise UsageError(f"{benchmark.folder} did not keep its retrained models: make it with --keep-models")
@@ -214,13 +214,13 @@ def _trajectories(task: Task) -> "Trajectories":
     return task.once("trajectories", make)
 
 
-def _train_stores(task: Task, kind: GradientKind, member: int) -> Stores:
+def train_stores(task: Task, kind: GradientKind, member: int) -> Stores:
     """Return the features of the training images, computed with one model, for all methods that need them."""
     make = partial(_featurize, task, kind, member, task.train_inputs, task.needed[kind].train, task.folder, "train")
     return task.once_for_training(("train", kind, member), make)
 
 
-def _query_stores(task: Task, kind: GradientKind, member: int, along_trajectory: bool) -> Stores:
+def query_stores(task: Task, kind: GradientKind, member: int, along_trajectory: bool) -> Stores:
     """Return the features of the queries as they are, or along their sampling trajectories."""
     needed, folder = task.needed[kind], task.folder_of_queries
 
@@ -251,7 +251,8 @@ def _featurize(
     model, path = task.model, members(task, kind.models)[member]
     settings = task.settings.features
     if path is not None:
-        model, folder = _loaded(task, path), folder / path.name
+        model = _loaded(task, path)
+        folder = folder / f"{path.name}-{model.fingerprint[:8]}"  # models of several folders can have the same name
         settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
     if draws is not None:
         settings = replace(settings, draws=draws)

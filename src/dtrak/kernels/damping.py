@@ -9,8 +9,8 @@ two rules that need no search set d. `spectrum` sets it to a tenth of the number
 largest d at which the scores of two objectives agree, or for kernels of noised copies to a share of images × copies.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -191,8 +191,21 @@ def compared_images(count: int) -> list[slice]:
     return [slice(start, start + STRETCH) for start in starts.tolist()]
 
 
-# The dampings that a sweep tries: the paper's values, or fractions of the mean eigenvalue in steps of √10.
+# The dampings that a sweep tries: the paper's values, for its features, or fractions of the mean eigenvalue in steps of
+# √10.
 GRIDS: dict[str, tuple[Damping, ...]] = {
     "paper": tuple(Damping("absolute", digit * 10.0**power) for power in range(-2, 7) for digit in (1, 2, 5)),
     "log": tuple(Damping("relative", 10.0 ** (power / 2)) for power in range(-10, 7)),
 }
+
+
+def for_scaled(dampings: Sequence[Damping], scale: float) -> tuple[Damping, ...]:
+    """Return what dampings of features Φ′ are for the features Φ = Φ′ / √scale, so that scores stay the same.
+
+    The paper's random matrix is not divided by √k, and ours are. Its inner products are k times larger, and its λ, too:
+
+        φ′ᵀ (Φ′ᵀΦ′ + λI)⁻¹ φ′ = φᵀ (ΦᵀΦ + λ/k I)⁻¹ φ
+
+    A rule and a fraction do not depend on the scale.
+    """
+    return tuple(replace(one, value=one.value / scale) if one.kind == "absolute" else one for one in dampings)

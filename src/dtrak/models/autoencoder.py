@@ -47,11 +47,15 @@ class Autoencoder:
         """Return the mode of the latents, [B, C, h, w]."""
         return torch.cat([self.moments(part)[:, 0] for part in images.split(pictures_in_a_pass(*images.shape[2:]))])
 
+    def unscaled(self, latents: Tensor) -> Tensor:
+        """Return latents in the autoencoder's own scale, as its `latent_dist` has them."""
+        return latents / self._scale + self._shift
+
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Return images [B, 3, H, W], roughly in [−1, 1]; a few at a time, as each takes much memory."""
         height, width = (self.reduction * side for side in latents.shape[2:])
-        parts = (latents / self._scale + self._shift).split(pictures_in_a_pass(height, width))
+        parts = self.unscaled(latents).split(pictures_in_a_pass(height, width))
         return torch.cat([self.network.decode(part).sample for part in parts])
 
     @cached_property

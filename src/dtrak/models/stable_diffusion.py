@@ -7,6 +7,7 @@ that dtrak trained names its pipeline and its prompts in dtrak.json.
 """
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,14 @@ from dtrak.models.pipelines import (
 from dtrak.models.prompts import Prompts
 from dtrak.models.settings import LoRA
 from dtrak.models.text_encoders import ClipText
+from dtrak.progress import say
 
 logging.disable_progress_bar()  # loading is too short for a bar
 
 ADAPTER = "default"  # peft's name of a LoRA
+OTHER_SIZE = re.compile(  # torch's words for the first weight of another size
+    r"size mismatch for (\S+?)(?:\.default)?\.weight: .*?torch\.Size\(\[([\d, ]+)\]\).*?torch\.Size\(\[([\d, ]+)\]\)"
+)
 
 
 def new(base: str, lora: LoRA, template: str, shape: tuple[int, int, int], source: str) -> DiffusionModel:
@@ -162,7 +167,7 @@ def new_lora_settings(lora: LoRA, unet: UNet2DConditionModel, source: str) -> di
 
 
 def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:
-    """Load a LoRA that names its pipeline, together with the pipeline."""
+    """Load a LoRA that names its pipeline, together with the pipeline, which may be a folder relative to the LoRA's."""
     base = None
     if (folder / LORA_DESCRIPTION).exists():
         about = read_config(folder, Path(LORA_DESCRIPTION), str(folder))
@@ -173,6 +178,8 @@ def load_lora(folder: Path, template: str | None = None) -> DiffusionModel:
         raise UsageError(
             f"{folder} is a LoRA that does not name its pipeline: give the pipeline as the model, and this as its LoRA"
         )
+    if (folder / base).is_dir():  # relative to the LoRA, so that both can move together
+        base = str((folder / base).resolve())
     return load(local_folder(base), base, str(folder), template)
 
 
@@ -195,10 +202,14 @@ def _load_lora_weights(unet: UNet2DConditionModel, encoder: CLIPTextModel, lora:
             StableDiffusionLoraLoaderMixin.load_lora_into_text_encoder(
                 weights, text_encoder=encoder, prefix="text_encoder", **parts
             )
+            say(f"The LoRA {lora} also changes the text encoder: prompts are encoded with it, but scores leave it out")
     except DtrakError:
         raise
     except Exception as error:  # damaged files, and pickles that hold more than tensors, raise errors of many kinds
         reason = " ".join(str(error).split()) or type(error).__name__
+        if other := OTHER_SIZE.search(reason):
+            layer, found, wanted = other.groups()
+            reason = f"its {layer} is [{found}], but must be [{wanted}]; it was made for another base model"
         raise UsageError(f"the LoRA {lora!r} does not fit {source!r}: {reason[:300]}") from error
     if not any(LORA in name for name, _ in unet.named_parameters()):
         raise UsageError(f"the LoRA {lora!r} has nothing for the U-Net of {source!r}")

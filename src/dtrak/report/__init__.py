@@ -73,6 +73,7 @@ def write_report(run: Run) -> Path:
             methods=list(scores),
             shown_queries=shown_queries,
             charts=charts(scores, len(shown_queries.queries)),
+            prompts=_prompts(run, pictures.select(pictures.positions(one.query_ids, str(path)))),
             self_influences=self_influence,
             counterfactuals=counterfactuals,
             plots=[plot(curve) for curve in curves],
@@ -92,6 +93,13 @@ def _scores(run: Run, path: Path) -> dict[str, Scores]:
         return load_scores(path)
     except DtrakError as error:
         raise UsageError(f"{error}: `dtrak attribute {run.folder}` makes them again") from error
+
+
+def _prompts(run: Run, pictures: Images) -> list[str]:
+    """Return the prompt that each picture was scored with; none if the run's model takes no prompts."""
+    from dtrak.models.prompts import prompts_of
+
+    return prompts_of(pictures, getattr(run.recipe.model, "prompt", None)) if run.recipe.family.takes_prompts else []
 
 
 def _training_images(train: Images, positions: Iterable[int]) -> dict[str, ShownPicture]:

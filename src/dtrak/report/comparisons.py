@@ -50,7 +50,8 @@ class Measurement:
 
     def differences(self, attribution: Mapping[str, Any]) -> list[str]:
         """Describe each setting in which these scores differ from those of the run's attribution."""
-        return [
+        checkpoint = self.settings.get("checkpoint")
+        return [f"the checkpoint {checkpoint}, not the final model"] * (checkpoint is not None) + [
             f"{_name(setting)} {_described(self.settings[setting])}, not {_described(attribution[setting])}"
             for setting in SCORE_SETTINGS
             if setting in self.settings

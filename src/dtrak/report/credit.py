@@ -1,4 +1,4 @@
-"""The section on credit: each group's share of the positive scores, for all pictures with an interval, and for one."""
+"""The section on credit: each group's share of the positive scores with its interval, for all pictures and for one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Chart:
     bars: list[tuple[Credit, float]]  # the largest groups, with their share of the training images
     others: list[Credit]  # the groups without a bar
     groups: list[tuple[str, float]]  # all groups, with their share of the training images in percent
-    by_query: list[list[tuple[int, float]]]  # for each shown picture (index in `groups`, share in percent)
+    by_query: list[list[tuple[int, float, float, float]]]  # for each shown picture: index in `groups`, percents
 
     @property
     def end(self) -> float:
@@ -48,10 +48,12 @@ def _chart(scores: Scores, column: str, queries: int) -> Chart:
     of_training = dict(zip(names.tolist(), (scores.sizes(column) / scores.images).tolist(), strict=True))
     bars = [(credit, of_training[credit.group]) for credit in credits[:MAX_GROUPS]]
     groups = [(str(name), round(100 * share, 2)) for name, share in of_training.items()]
-    by_query = [_largest(row) for row in shares[:queries]]
+    intervals = scores.share_intervals(column)
+    by_query = [_largest(*of_query) for of_query in zip(shares[:queries], intervals[:queries], strict=True)]
     return Chart(column, scores.method, bars, credits[MAX_GROUPS:], groups, by_query)
 
 
-def _largest(shares: NDArray[np.float64]) -> list[tuple[int, float]]:
-    """Return the indices and the percents of the largest of one picture's shares [G], the largest first."""
-    return [(int(g), round(100 * float(shares[g]), 1)) for g in np.argsort(-shares, kind="stable")[:MAX_GROUPS]]
+def _largest(shares: NDArray[np.float64], intervals: NDArray[np.float64]) -> list[tuple[int, float, float, float]]:
+    """Return the largest of one picture's shares [G] with their intervals [G, 2]: index and percents, largest first."""
+    percents = np.round(100 * np.column_stack([shares, intervals]), 1)
+    return [(int(g), *percents[g].tolist()) for g in np.argsort(-shares, kind="stable")[:MAX_GROUPS]]

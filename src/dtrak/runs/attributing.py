@@ -24,7 +24,7 @@ from dtrak.inputs.task import Task
 from dtrak.methods import Method
 from dtrak.models import DiffusionModel
 from dtrak.noise import stable_hash
-from dtrak.runs.run import BENCHMARK, Run
+from dtrak.runs.run import BENCHMARK, RETRAINED, Run
 
 PATH_SETTINGS = ("checkpoints", "retrained", "latents")  # settings that name files
 NOT_IN_FEATURES = ("batch_size", "skip_bad", "projection_seed")  # settings that do not change features
@@ -39,8 +39,9 @@ def settings_of(run: Run) -> Settings:
         settings = replace(settings, guidance=recipe.generation.guidance, latents=run.latents)
     if settings.checkpoints is None and (run.folder / "checkpoints").exists():
         settings = replace(settings, checkpoints=run.folder / "checkpoints")
-    if settings.retrained is None and (run.folder / BENCHMARK / "masks.npy").exists():  # it is written last
-        settings = replace(settings, retrained=run.folder / BENCHMARK)
+    for name in (RETRAINED, BENCHMARK):
+        if settings.retrained is None and (run.folder / name / "masks.npy").exists():  # it is written last
+            settings = replace(settings, retrained=run.folder / name)
     return settings
 
 
@@ -88,7 +89,7 @@ def features_name(settings: Settings, total: int) -> str:
 
 def attribute_run(
     run: Run,
-    model: DiffusionModel,
+    model: DiffusionModel | Path,
     queries: str,
     methods: Sequence[str],
     settings: Settings,
@@ -101,9 +102,15 @@ def attribute_run(
     """Score the run's training images for some pictures. With `top`, only the strongest of each picture are held.
 
     The run keeps the scores in scores.npz, and their settings in attribution.json, for its report. If the kept scores
-    have the same settings, they are returned.
+    have the same settings, they are returned. If `model` is the folder of an earlier checkpoint, the run keeps only the
+    features.
     """
     train_images, query_images = run.train_images, run.query_images(queries)
+    if isinstance(model, Path):
+        folder = cache or features_folder(run, settings, f"{model.name}-")
+        return attribute_with(
+            model, train_images, query_images, methods, settings, cache=folder, device=device, engine=engine
+        )
     fingerprints = [model.fingerprint, train_images.fingerprint, query_images.fingerprint]
     if settings.retrained is not None:
         fingerprints.append(Benchmark.open(settings.retrained).fingerprint)

@@ -40,9 +40,9 @@ def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int,
     """Draw the pictures of the seeds `seed` … `seed + count − 1`; generated/ then holds these and no others.
 
     If the model takes prompts, all pictures have the `prompt`; without one, they take turns with the prompts of the
-    training images. Pictures are collected in a folder beside generated/, which remains after a kill and replaces
-    generated/ when it is complete. Pictures that the same model has drawn before with the same settings are not drawn
-    again.
+    recipe, or else with those of the training images. Pictures are collected in a folder beside generated/, which
+    remains after a kill and replaces generated/ when it is complete. Pictures that the same model has drawn before
+    with the same settings are not drawn again.
     """
     settings: dict[str, Any] = {"model": model.fingerprint, "steps": steps}
     guidance = run.recipe.generation.guidance
@@ -103,7 +103,8 @@ def _drawings(run: Run, model: DiffusionModel, seeds: range, prompt: str | None)
         if prompt is not None:
             raise UsageError(f"prompt {prompt!r}: {model.source} takes no prompts")
         return [Drawing(seed) for seed in seeds]
-    in_turn = [prompt] if prompt is not None else sorted(set(model.prompts.of(run.train_images)))
+    given = run.recipe.generation.prompts if prompt is None else (prompt,)
+    in_turn = given or sorted(set(model.prompts.of(run.train_images)))
     return [Drawing(seed, in_turn[seed % len(in_turn)]) for seed in seeds]
 
 

@@ -37,8 +37,13 @@ PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
 STATE = "training.safetensors"  # the state of an unfinished training
 BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
+RETRAINED = "retrained"  # the folder of other retrained models, which methods learn from
+LEFT_OUT = "left-out"  # the folder of models that were trained without a whole group
 # The folders in a run's folder. A new run is refused if one of these already holds files.
-FOLDERS = ("asked", "benchmark", "checkpoints", "counterfactual", "features", "generated", "latents", "lds", "model")
+FOLDERS = (
+    *("asked", BENCHMARK, "checkpoints", "counterfactual", "features", "generated", "latents", "lds", LEFT_OUT),
+    *("model", RETRAINED),
+)
 
 
 class AttributionFile(BaseModel):
@@ -184,6 +189,15 @@ class Run:
         from dtrak.models import load_model
 
         return load_model(str(folder)).fitted_to(self.train_images.shape)
+
+    def checkpoint(self, name: str) -> Path:
+        """Return the folder of a checkpoint, by its name in checkpoints/, by its number of steps, or by its path."""
+        known = self.folder / "checkpoints"
+        for folder in (known / name, known / f"step-{name:0>6}", Path(name)):
+            if folder.name and holds_model(folder):
+                return folder
+        names = ", ".join(sorted(path.name for path in known.glob("step-*"))) or "none"
+        raise UsageError(f"checkpoint {name}: no model of this name; {known} holds {names}")
 
     def check_model_is_the_recipes(self, model: "DiffusionModel") -> None:
         """Refuse a run whose `model` differs from the one that its recipe makes, as retraining would make another."""

@@ -72,17 +72,24 @@ def proponents_and_opponents(
     return _sheet({"query": 1, "proponents": top, "opponents": bottom}, rows)
 
 
-def self_influence(scores: Scores, train: Images, each: int = 4, classes: int = 10) -> Figure:
-    """Draw the `each` most and least self-influential training images of the largest classes, a row for each class."""
+def self_influence(scores: Scores, train: Images, each: int = 4, classes: int = 10, least: int | None = None) -> Figure:
+    """Draw the `each` most and the `least` least self-influential training images of the largest classes.
+
+    Each class has a row. `least` is as many as `each` if it is not given.
+    """
+    fewest = each if least is None else least
     if scores.self_influence is None:
         raise UsageError(f"{scores.method} has no self-influence: methods with a kernel do, such as d-trak")
-    found = self_influence_by_class(scores, each, classes)
+    found = self_influence_by_class(scores, max(each, fewest), classes)
     cell = partial(_cell, train.select(train.positions(scores.train_ids, "the scores")), format_score=plain)
     rows = [
-        Row(str(one.name) if found.column else "", [[cell(match) for match in part] for part in (one.most, one.least)])
+        Row(
+            str(one.name) if found.column else "",
+            [[cell(match) for match in part] for part in (one.most[:each], one.least[:fewest])],
+        )
         for one in found.classes
     ]
-    return _sheet({"most self-influential": each, "least self-influential": each}, rows)
+    return _sheet({"most self-influential": each, "least self-influential": fewest}, rows)
 
 
 def _cell(images: Images, match: Match, format_score: Callable[[float], str]) -> Cell:

@@ -71,6 +71,7 @@ class Generation(Section):
     steps: Positive = 50  # of DDIM
     seed: Annotated[Seed, Field(le=MOST["first_seed"])] = 0
     guidance: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None  # for models that take prompts
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)] | None = None  # in turn; else those of the training images
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class Recipe(Section):
             raise ValueError(f"generation.steps is {steps}, but model.schedule.num_train_timesteps only {most}")
         about_prompts = {
             "generation.guidance": self.generation.guidance,
+            "generation.prompts": self.generation.prompts,
             "training.prompt_dropout": self.training.prompt_dropout,
         }
         for field, value in about_prompts.items():

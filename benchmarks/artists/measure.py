@@ -1,0 +1,201 @@
+"""Measure how far the credit of the artists' LoRA can be trusted: which prompt, which parameters, which way of adding.
+
+    dtrak run artists.yaml --out run
+    dtrak evaluate lds run --keep-models            # 64 halves, two seeds
+    dtrak evaluate credit run --by artist --seeds 3 # leaves each artist out
+    python benchmarks/artists/measure.py run measured.json
+
+Scores of the generated pictures are compared with the models of both evaluations, which must exist. `lds` is the LDS,
+`rank`, `first` and `off` compare credit with the loss of models without an artist, and `picture` with the pictures that
+they draw (see `dtrak evaluate credit`). The losses and the pictures are always those of the prompt that a picture was
+drawn with.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrak import attribute
+from dtrak.attribution.scores import Scores
+from dtrak.engines import make_engine
+from dtrak.evaluation.credit import agreement, interval, true_shares
+from dtrak.evaluation.groups import LeftOut, leave_groups_out
+from dtrak.evaluation.lds import evaluate_lds
+from dtrak.evaluation.retraining import RetrainingSettings
+from dtrak.evaluation.run_evaluation import queries_of
+from dtrak.inputs.benchmark import Benchmark
+from dtrak.runs.run import BENCHMARK, Run
+from dtrak.tables import Cell, Entry, Table
+
+BY = "artist"
+PARAMETERS = {"the whole LoRA": None, "self-attention": "attn1.*lora_", "cross-attention": "attn2.*lora_"}
+ENCODER = "efficientnet-lite0"
+METHODS = "random,raw-pixel-cosine,clip-cosine,gradient-cosine,trak,d-trak,step-trak"
+
+
+class Measured:
+    """The pictures of a run, and what models without some images say about them."""
+
+    def __init__(self, run: Run, seeds: int, cache: Path) -> None:
+        self.run, self.cache, self.model = run, cache, run.model()
+        self.benchmark = Benchmark.open(run.folder / BENCHMARK)
+        settings = RetrainingSettings.resumed(run.folder / BENCHMARK, run.recipe.evaluation, {"seeds": seeds})
+        queries = queries_of(run, settings)
+        self.pictures = queries["generated"]
+        self.left_out: LeftOut = leave_groups_out(run, BY, settings, make_engine("process"), queries)
+        self.effects = self.left_out.effects("generated").mean(0)
+        self.distances = self.left_out.distances().mean(0)
+        self.prompts: list[str] = self.pictures.columns["prompt"].tolist()
+        self.artists: list[str] = self.left_out.groups.tolist()
+
+    def scores(self, prompts: list[str], method: str = "step-trak", **settings: Any) -> Scores:
+        """Score the pictures with other prompts."""
+        asked = replace(self.pictures, columns={**self.pictures.columns, "prompt": np.array(prompts, dtype=object)})
+        folder = self.cache / str(settings.get("parameters") or "all").replace("*", "")
+        return attribute(
+            self.model,
+            self.run.train_images,
+            asked,
+            method,
+            cache=folder,
+            latents=self.run.latents,
+            ddim_steps=self.run.recipe.generation.steps,
+            **settings,
+        )
+
+    def row(self, scores: Scores, credit: NDArray[np.float64] | None = None) -> dict[str, Any]:
+        """Compare scores, and the credit that follows from them, with all models that left images out."""
+        shares = scores.shares(BY)[1] if credit is None else credit
+        found = agreement("", shares, self.effects, self.distances)
+        losses = self.benchmark.losses("generated")
+        lds = evaluate_lds(scores.values, self.benchmark.masks, losses)
+        return {
+            "lds": [lds.mean, lds.low, lds.high],
+            "rank": found.rank,
+            "first": found.first,
+            "off": found.off,
+            "picture": found.picture,
+            "shares": shares.tolist(),
+        }
+
+    def named(self, prompt: str) -> list[str]:
+        """Return the artists that a prompt names."""
+        return [one for one in self.artists if one in prompt.split()]
+
+    def with_artist(self, prompt: str, artist: str) -> str:
+        """Return the prompt with this artist in place of those that it names."""
+        return f"{prompt.split(' by ')[0]} by {artist}"
+
+    def other_artist(self, prompt: str) -> str:
+        """Return an artist whom the prompt does not name: the next in the alphabet."""
+        named = self.named(prompt)
+        start = self.artists.index(named[-1]) + 1 if named else 0
+        return next(one for one in [*self.artists[start:], *self.artists] if one not in named)
+
+
+def prompt_rows(of: Measured) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what each way of asking gives, and how far its credit goes to the artist that a wrong prompt names."""
+    given = of.scores(of.prompts)
+    yield "the prompt it was drawn with", of.row(given)
+    empty = of.scores([""] * len(of.prompts))
+    yield "the empty prompt", of.row(empty)
+    without = of.scores([one.split(" by ")[0] for one in of.prompts])
+    yield "the prompt without its artists", of.row(without)
+    others = [of.other_artist(one) for one in of.prompts]
+    wrong = of.scores([of.with_artist(*pair) for pair in zip(of.prompts, others, strict=True)])
+    row = of.row(wrong)
+    places = [of.artists.index(one) for one in others]
+    rows = np.arange(len(places))
+    row["credit of the wrong artist"] = interval(np.array(row["shares"])[rows, places])
+    row["with the right prompt"] = interval(given.shares(BY)[1][rows, places])
+    row["by effect"] = interval(true_shares(of.effects)[rows, places])
+    yield "the prompt with another artist", row
+    every = [of.scores([of.with_artist(one, artist) for one in of.prompts]) for artist in of.artists]
+    mean = replace(given, values=np.mean([one.values for one in (*every, without)], axis=0, dtype=np.float32))
+    yield "the mean over all artists and none", of.row(mean)
+    yield "the mean of right and empty", of.row(replace(given, values=(given.values + empty.values) / 2))
+
+
+def parameter_rows(of: Measured) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what parts of the parameters give."""
+    for name, pattern in PARAMETERS.items():
+        yield name, of.row(of.scores(of.prompts, parameters=pattern))
+
+
+def adding_rows(of: Measured) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what other ways to add up scores give as credit."""
+    scores = of.scores(of.prompts)
+    members = scores.groups(BY)[:, None] == np.array(of.artists)
+    ways: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+        "positive scores": lambda values: values.clip(min=0) @ members,
+        "all scores, then positive sums": lambda values: (values @ members).clip(min=0),
+        "the ten highest": lambda values: _highest(values, 10) @ members,
+        "the ten highest, counted": lambda values: (_highest(values, 10) > 0) @ members,
+        "squares of positive scores": lambda values: values.clip(min=0) ** 2 @ members,
+    }
+    for name, add in ways.items():
+        sums = np.asarray(add(scores.values.astype(np.float64)), dtype=np.float64)
+        totals = sums.sum(1, keepdims=True)
+        yield (
+            name,
+            of.row(scores, np.divide(sums, totals, out=np.full_like(sums, 1 / len(of.artists)), where=totals > 0)),
+        )
+
+
+def method_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what other methods give."""
+    for method in methods:
+        yield method, of.row(of.scores(of.prompts, method, encoder=ENCODER))
+
+
+def _highest(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Keep the `count` highest scores of each query [Q, N], if they are positive; the others become zero."""
+    least = np.sort(values, axis=1)[:, [-count]]
+    return np.where(values >= least, values.clip(min=0), 0)
+
+
+def table(caption: str, rows: dict[str, dict[str, Any]]) -> Table:
+    names = ("lds", "rank", "first", "off", "picture")
+
+    def entries(row: dict[str, Any]) -> list[Entry]:
+        return [Cell(row[name][0], f"{row[name][0]:.1f} ({row[name][1]:.0f}–{row[name][2]:.0f})") for name in names]
+
+    return Table(["", *names], [[name, *entries(row)] for name, row in rows.items()], caption)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("out", type=Path, help="a .json file for all numbers; the tables are printed")
+    parser.add_argument("--seeds", type=int, default=3, help="of the trainings without an artist (default: 3)")
+    parser.add_argument(
+        "--methods", default="random,raw-pixel-cosine,clip-cosine,gradient-cosine,trak,d-trak,step-trak"
+    )
+    args = parser.parse_args()
+    of = Measured(Run.open(args.run), args.seeds, args.run / "features" / "measured")
+    parts = {
+        "methods": lambda: method_rows(of, args.methods.split(",")),
+        "prompts": lambda: prompt_rows(of),
+        "parameters": lambda: parameter_rows(of),
+        "adding": lambda: adding_rows(of),
+    }
+    found: dict[str, Any] = {
+        "artists": of.artists,
+        "pictures": of.prompts,
+        "true shares": true_shares(of.effects).tolist(),
+        "distances": of.distances.tolist(),
+    }
+    for name, rows in parts.items():
+        found[name] = dict(rows())
+        print(table(name, found[name]).markdown())
+        args.out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
