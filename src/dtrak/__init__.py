@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dtrak.attribution.attributing import attribute
+    from dtrak.attribution.index import Index
     from dtrak.attribution.scores import Scores
     from dtrak.images.images import Images, load_images
     from dtrak.models import DiffusionModel, load_model
 
-__all__ = ["DiffusionModel", "Images", "Scores", "attribute", "load_images", "load_model"]
+__all__ = ["DiffusionModel", "Images", "Index", "Scores", "attribute", "load_images", "load_model"]
 
 _MODULE_OF = {
     "attribute": "attribution.attributing",
     "Images": "images.images",
+    "Index": "attribution.index",
     "load_images": "images.images",
     "DiffusionModel": "models",
     "load_model": "models",

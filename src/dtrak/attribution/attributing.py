@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeVar, overload
 
+from dtrak.attribution.asked import remember
 from dtrak.attribution.preparing import Data, Model, prepare
 from dtrak.attribution.scores import Scores
 from dtrak.attribution.scoring import score, strongest
@@ -195,6 +196,8 @@ def attribute(
     chosen = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
     names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in chosen]
     scores = attribute_with(model, train, queries, names, settings, top=top, cache=cache, device=device, engine=engine)
+    if cache is not None and isinstance(model, str | Path) and isinstance(train, str | Path):
+        remember(Path(cache), (str(model), None, None), str(train), None, names, settings)
     return scores if several or names == [EVERY_METHOD] else scores[names[0]]
 
 

@@ -40,6 +40,7 @@ class Held:
     images: int  # N
     positions: NDArray[np.int64]  # [Q, H], H = 2 · each: the index in the training set of each held image
     groups: Mapping[str, Groups]
+    has_lowest: bool = True  # False for the highest ones alone, H = each
 
     def of_queries(self, chosen: list[int]) -> "Held":
         """Return the same for some queries alone."""

@@ -79,7 +79,8 @@ class Scores:
         """Return the places in `values` of the `count` strongest, [Q, count]."""
         if self.held is None:
             return np.asarray(np.argsort(self.values if lowest else -self.values, axis=1, kind="stable")[:, :count])
-        places = np.arange(self.values.shape[1])[:: -1 if lowest else 1][: self.held.each][:count]
+        each = self.held.each if self.held.has_lowest or not lowest else 0
+        places = np.arange(self.values.shape[1])[:: -1 if lowest else 1][:each][:count]
         return np.tile(places, (len(self.values), 1))
 
     def _matches(self, order: NDArray[np.int64]) -> list[list[Match]]:

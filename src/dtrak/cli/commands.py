@@ -18,6 +18,7 @@ from dtrak import sigterm
 from dtrak.cli import evaluate, options
 from dtrak.cli.credit import credit
 from dtrak.cli.endings import INTERRUPTED, ended_by
+from dtrak.cli.index import index, search
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
 from dtrak.printing import output, show, show_yaml, tell
@@ -221,6 +222,7 @@ def _attribute_model(
     train_images, query_images = (load_images(source, size=size) for source in (train_source, queries))
     check_writable(out)
 
+    from dtrak.attribution.asked import remember
     from dtrak.attribution.attributing import attribute_with
     from dtrak.attribution.scores import save_scores
     from dtrak.models import load_model
@@ -238,10 +240,14 @@ def _attribute_model(
             engine=scoring.engine,
         )
         save_scores(out, scores)
+        if scoring.cache is not None:
+            remember(scoring.cache, model, train_source, size, methods, settings)
     tell("The scores", out)
 
 
 app.command()(credit)
+app.command()(index)
+app.command()(search)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dtrak.errors import UsageError
 from dtrak.features.store import Cost, FeatureStore
@@ -212,6 +213,36 @@ def _trajectories(task: Task) -> "Trajectories":
     wanted = task.settings
     make = partial(Trajectories, task.model, task.queries, wanted.ddim_steps, wanted.step, wanted.guidance)
     return task.once("trajectories", make)
+
+
+def with_stores(task: Task, source: Gradients, folder: Path) -> Task:
+    """Return the task with the features of training images that a folder has; the images themselves are not needed."""
+    suffix = "-copies" if source.apart else ""
+    stores = {one: FeatureStore.open(folder / f"train-{one}{suffix}") for one in task.needed[source.kind].train}
+    for store in stores.values():
+        if missing := len(store.missing()):
+            raise UsageError(
+                f"{store.folder} is not complete: {missing:,} of {len(store.shards):,} files of features are missing "
+                "or damaged; run the command that makes these features again"
+            )
+    return replace(task, _of_training={"inputs": None, ("train", source.kind, 0): stores})
+
+
+@dataclass(frozen=True)
+class NoQueries:
+    """Stands for the features of queries where only those of training images are needed."""
+
+    shape: tuple[int, ...]
+
+    def numpy(self) -> NDArray[np.float32]:
+        return np.zeros((1, *self.shape), dtype=np.float32)
+
+
+def without_queries(task: Task, source: Gradients) -> Task:
+    """Return the task with zeros as the features of one query, so that no model is needed."""
+    stores = train_stores(task, source.kind, 0)
+    nothing = {one: NoQueries(store.manifest.shape) for one, store in stores.items()}
+    return replace(task, _made={("queries", source.kind, 0, source.along_trajectory): nothing})
 
 
 def train_stores(task: Task, kind: GradientKind, member: int) -> Stores:

@@ -49,6 +49,11 @@ class PooledKernel:
     def __len__(self) -> int:
         return len(self.features)
 
+    @property
+    def basis(self) -> NDArray[np.float32]:
+        """V [k, r]."""
+        return self.directions
+
     def coordinates(self, queries: NDArray[np.float32]) -> Array:
         """Return Vᵀφ_c [Q, C, r] of the query features [Q, C, k]."""
         return np.asarray(queries @ self.directions, dtype=np.float64)

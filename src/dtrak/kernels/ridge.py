@@ -67,6 +67,17 @@ class RidgeKernel:
             np.matmul(_wide(block), self.directions, out=train[rows.start : rows.stop])
         return train
 
+    @cached_property
+    def basis(self) -> Array:
+        """V [k, r], in both forms: for the dual one, V = Φᵀ e diag(1/s)."""
+        if self.directions is not None:
+            return self.directions
+        assert self.dual is not None
+        basis = np.zeros((self.features.dim, len(self.eigenvalues)))
+        for rows, block in self.features.blocks():
+            basis += _wide(block).T @ self.dual[rows.start : rows.stop]
+        return np.asarray(basis / self.eigenvalues)
+
     def coordinates(self, queries: NDArray[np.float32]) -> Array:
         """Return b [Q, r] of the query features [Q, k]."""
         wide = queries.astype(np.float64)
