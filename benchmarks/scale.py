@@ -3,10 +3,10 @@
     python benchmarks/scale.py                                          # all sizes; needs 10 GB of disk
     python benchmarks/scale.py --rows 100000 --dim 1024 --real FOLDER   # one size
 
-Features are synthetic, with a real spectrum: `FOLDER` has features of every copy of real images (a feature store such as
-RUN/features/…/train-square-copies), each row scaled to length 1. A synthetic row is √½ of one of nine tenths of the real
-rows and √½ of Gaussian noise with their covariance, in the basis of its eigenvectors. The second objective has the same
-rows with a tenth of noise of its own. Queries are made in the same way from the other tenth of the real rows.
+Features are synthetic, with a real spectrum. FOLDER has features of every copy of real images, in a feature store such
+as RUN/features/…/train-square-copies; each row is scaled to length 1. A synthetic row is √½ of a real one, of nine
+tenths of them, and √½ of Gaussian noise with their covariance. The second objective has the same rows with a tenth of
+noise of its own. Queries are made in the same way from the other tenth of the real rows.
 
 Each step is a process of its own, so that its peak of memory is its own. Seconds are of the CPU, as other programs may
 run on the machine; those of a search are of the clock.

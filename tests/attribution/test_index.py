@@ -54,9 +54,11 @@ def made(folder: Path, *more: str) -> Index:
 def test_search_finds_the_strongest_with_their_exact_scores(
     folder: Path, finished_run: Path, method: str, with_faiss: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not with_faiss:
-        monkeypatch.setattr(short_lists, "_faiss", lambda: None)
     index = made(folder, "--method", method)
+    if with_faiss:
+        monkeypatch.setattr(short_lists, "LEAST", 1)
+        short_lists.code(np.load(index.folder / "images/vectors.npy"), index.folder / "images")
+        assert (index.folder / "images/vectors.faiss").exists()
     monkeypatch.setattr("dtrak.attribution.index.SHORT_LIST", 60)  # of 150
     exact = dtrak.Scores.load(folder / "scores.npz", method)
     found = index.search(finished_run / "generated", top=5)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
-import torch
 from numpy.typing import NDArray
 
 from dtrak.errors import UsageError
@@ -111,9 +110,3 @@ def compressed(
             ],
             axis=0,
         )
-
-
-def features_of(rows: Rows | CopyFeatures, positions: Sequence[int]) -> NDArray[np.float32]:
-    """Return the features of some images, [B, C·k]."""
-    found = [block for at in positions for _, block in rows.blocks(range(at, at + 1))]
-    return torch.cat(found).flatten(1).numpy()

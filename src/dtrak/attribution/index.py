@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from dtrak.attribution.compressing import Part, features_of
+from dtrak.attribution.compressing import Part
 from dtrak.attribution.held import Held
 from dtrak.attribution.scores import Scores
 from dtrak.attribution.short_lists import ShortList
@@ -154,7 +154,9 @@ class Index:
             chosen = segments == number
             if chosen.any():
                 at = (places[chosen] - start).tolist()
-                scores[chosen] = sum(features_of(one, at) @ back for one, back in zip(rows, lifted, strict=True))
+                scores[chosen] = sum(
+                    one.at(at).flatten(1).numpy() @ back for one, back in zip(rows, lifted, strict=True)
+                )
         order = np.argsort(-scores, kind="stable")[:top]
         return places[order], scores[order]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dtrak.attribution.compressing import Part, compressed, compressing_matrices
 from dtrak.attribution.index import FILE, Description, Index, Segment
-from dtrak.attribution.short_lists import quantized
+from dtrak.attribution.short_lists import code
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import as_npy, as_npz, make_folder, whole_folder, write_bytes, write_errors, write_json
 from dtrak.images.images import Images, load_images
@@ -130,7 +130,7 @@ def _write_segment(
     with progress_bar("index", count, "images") as advance:
         advance(0)
         write_vectors(folder / "vectors.npy", count, numbers, compressed(rows, matrices), advance)
-    quantized(np.load(folder / "vectors.npy", mmap_mode="r"), folder)
+    code(np.load(folder / "vectors.npy", mmap_mode="r"), folder)
 
 
 def write_vectors(

@@ -160,6 +160,21 @@ class FeatureStore:
         first, last = max(rows.start, there.start) - there.start, min(rows.stop, there.stop) - there.start
         return self._read_whole(index, slice(first, last))
 
+    def at(self, rows: Sequence[int]) -> Tensor:
+        """Return some rows in the given order, float32 [b, k] or [b, C, k]; only these are read of checked shards."""
+        return torch.stack([self._row(*divmod(int(row), len(self.shards[0]))) for row in rows])
+
+    def _row(self, index: int, row: int) -> Tensor:
+        """Return one row of a shard. A safetensors file begins with the length of its header; its tensor is behind."""
+        path, dtype = self._path(index), DTYPES[self.manifest.dtype]
+        if self._checks.of(index, path) is None:
+            return self._read_whole(index, slice(row, row + 1))[0]
+        size = math.prod(self.manifest.shape) * dtype.itemsize
+        with open(path, "rb", buffering=0) as file:
+            file.seek(8 + int.from_bytes(file.read(8), "little") + row * size)
+            content = bytearray(file.read(size))
+        return torch.frombuffer(content, dtype=dtype).reshape(self.manifest.shape).float()
+
     def numpy(self) -> Any:
         """Return all rows at once, float32 [N, k] or [N, C, k]; only for small sets such as queries."""
         return torch.cat([features for _, features in self.blocks()]).numpy()

@@ -60,8 +60,7 @@ class PooledKernel:
 
     def train_coordinates(self, rows: Sequence[int] | NDArray[np.int64]) -> Array:
         """Return Vᵀφ_c [B, C, r] of the training images `rows`."""
-        found = [block for row in rows for _, block in self.features.blocks(range(int(row), int(row) + 1))]
-        return self.coordinates(torch.cat(found).numpy())
+        return self.coordinates(self.features.at([int(row) for row in rows]).numpy())
 
     def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> NDArray[np.float32]:
         """Return τ [Q, N] for an absolute λ, from the coordinates of the queries [Q, C, r]."""

@@ -93,8 +93,7 @@ class RidgeKernel:
         """Return b [B, r] of the training images `rows`, which equals their rows of e."""
         if self.train is not None:
             return np.asarray(self.train[rows])
-        found = [block for row in rows for _, block in self.features.blocks(range(int(row), int(row) + 1))]
-        return self.coordinates(torch.cat(found).numpy())
+        return self.coordinates(self.features.at([int(row) for row in rows]).numpy())
 
     def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> NDArray[np.float32]:
         """Return τ [Q, N] for an absolute λ, from the coordinates of the queries."""
