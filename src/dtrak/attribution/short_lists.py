@@ -1,6 +1,6 @@
 """Find the images with the largest inner products of compressed vectors: with FAISS if it is installed, or by a scan.
 
-With FAISS, two numbers of a vector are one of 16 pairs, 4 bits, and a million vectors are compared in some milliseconds.
+With FAISS, each two numbers of a vector have 4 bits together, and a million vectors are compared in milliseconds.
 The vectors themselves then decide among the nearest. Without FAISS, all vectors are read.
 """
 

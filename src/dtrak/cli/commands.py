@@ -19,6 +19,7 @@ from dtrak.cli import evaluate, options
 from dtrak.cli.credit import credit
 from dtrak.cli.endings import INTERRUPTED, ended_by
 from dtrak.cli.index import index, search
+from dtrak.cli.plan import plan
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
 from dtrak.printing import output, show, show_yaml, tell
@@ -62,9 +63,9 @@ def run(
     loaded = load_recipe(recipe, scale, options.recipe_changes(train_source, validation, base))
     folder = out or loaded.folder
     if dry_run:
-        from dtrak.evaluation.planning import plan
+        from dtrak.evaluation.planning import plan as plan_of
 
-        show(plan(loaded, folder, options.chosen_device(device)))
+        show(plan_of(loaded, folder, options.chosen_device(device)))
         return
 
     from dtrak.cli.whole_run import run_all
@@ -144,6 +145,7 @@ def attribute(
     checkpoint: options.Checkpoint = None,
     damping: options.Damping = None,
     top: options.Top = None,
+    shard: options.Shard = None,
     device: options.Device = None,
 ) -> None:
     """Score every training image for every picture.
@@ -154,7 +156,12 @@ def attribute(
     IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
     """
     scoring = scoring.asking_for(method, damping, top)
-    if run_folder is not None:
+    if shard is not None:
+        from dtrak.cli.share import fill_features
+
+        where = options.chosen_device(device)
+        fill_features(run_folder, (model, lora, prompt), train_source, size, scoring, shard, where)
+    elif run_folder is not None:
         if any(one is not None for one in (model, lora, prompt, train_source, size)):
             raise UsageError(
                 f"give a run ({run_folder}), or --model and --train (and --lora, --prompt, --size), not both"
@@ -248,6 +255,7 @@ def _attribute_model(
 app.command()(credit)
 app.command()(index)
 app.command()(search)
+app.command()(plan)
 
 
 @app.command()

@@ -204,6 +204,13 @@ Top = Annotated[
         show_default="all",
     ),
 ]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="I/COUNT",
+        help="Only compute this share of the features of training images, such as 3/64, and score nothing.",
+    ),
+]
 Cache = Annotated[
     Path | None,
     typer.Option(

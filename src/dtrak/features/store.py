@@ -71,6 +71,26 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class Share:
+    """One of several equal shares of a store's shards, for one of several processes that fill it."""
+
+    number: int  # from 1 on
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Share":
+        """Read a text such as 3/64."""
+        number, slash, count = text.partition("/")
+        if not slash or not (number.isdecimal() and count.isdecimal()) or not 1 <= int(number) <= int(count) <= 10**6:
+            raise UsageError(f"shard {shortened(text)}: give its number and how many there are, such as 3/64")
+        return cls(int(number), int(count))
+
+    def of(self, shards: int) -> range:
+        """Return the shards of this share."""
+        return range(self.number - 1, shards, self.count)
+
+
+@dataclass(frozen=True)
 class Cost:
     """The seconds that features took: for gradients, and for their projection."""
 
@@ -277,13 +297,16 @@ def fill(
     stores: Sequence[FeatureStore],
     compute: Callable[[range], Tensor],
     advance: Callable[[int], None],
+    share: "Share | None" = None,
 ) -> None:
     """Compute what is missing in stores of the same rows; `compute(rows)` returns float32 [stores, b, …, k].
+
+    With a `share`, only the shards of that share are computed.
 
     A shard that another process is computing is left to it, and is computed here if that process dies. `advance` is
     called with the number of rows that did not need `compute`.
     """
-    rows_of, missing = stores[0].shards, _begin(stores, advance)
+    rows_of, missing = stores[0].shards, _begin(stores, advance, share)
     while missing:
         left_to_others = []
         for index in missing:
@@ -321,12 +344,13 @@ def fill_from(
         advance(len(rows))
 
 
-def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None]) -> list[int]:
+def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None], share: "Share | None" = None) -> list[int]:
     """Return the shards that any of the stores lacks; call `advance` with the number of rows that all of them have."""
     _check_space(stores)
     rows_of = stores[0].shards
-    missing = sorted({index for store in stores for index in store.missing()})
-    advance(len(stores[0]) - sum(len(rows_of[index]) for index in missing))
+    wanted = range(len(rows_of)) if share is None else share.of(len(rows_of))
+    missing = [index for index in wanted if not all(store.has(index) for store in stores)]
+    advance(sum(len(rows_of[index]) for index in wanted) - sum(len(rows_of[index]) for index in missing))
     return missing
 
 

@@ -245,6 +245,13 @@ def without_queries(task: Task, source: Gradients) -> Task:
     return replace(task, _made={("queries", source.kind, 0, source.along_trajectory): nothing})
 
 
+def fill_share(task: Task) -> None:
+    """Compute the task's share of all features of training images that its methods need, and nothing else."""
+    for kind in task.needed:
+        for member in range(len(members(task, kind.models))):
+            train_stores(task, kind, member)
+
+
 def train_stores(task: Task, kind: GradientKind, member: int) -> Stores:
     """Return the features of the training images, computed with one model, for all methods that need them."""
     make = partial(_featurize, task, kind, member, task.train_inputs, task.needed[kind].train, task.folder, "train")
@@ -287,7 +294,8 @@ def _featurize(
         settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
     if draws is not None:
         settings = replace(settings, draws=draws)
-    return featurize(model, images, objectives, settings, folder, name, task.engine, apart=kind.apart)
+    share = task.share if name == "train" else None
+    return featurize(model, images, objectives, settings, folder, name, task.engine, apart=kind.apart, share=share)
 
 
 def _loaded(task: Task, path: Path) -> "DiffusionModel":
