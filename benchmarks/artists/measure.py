@@ -36,7 +36,7 @@ from dtrak.tables import Cell, Entry, Table
 BY = "artist"
 PARAMETERS = {"the whole LoRA": None, "self-attention": "attn1.*lora_", "cross-attention": "attn2.*lora_"}
 ENCODER = "efficientnet-lite0"
-METHODS = "random,raw-pixel-cosine,clip-cosine,gradient-cosine,trak,d-trak,step-trak"
+METHODS = "random,raw-pixel-cosine,clip-cosine,step-trak,d-trak,trak,gradient-cosine"
 
 
 class Measured:
@@ -181,9 +181,9 @@ def main() -> None:
     of = Measured(Run.open(args.run), args.seeds, args.run / "features" / "measured")
     parts = {
         "methods": lambda: method_rows(of, args.methods.split(",")),
+        "adding": lambda: adding_rows(of),
         "prompts": lambda: prompt_rows(of),
         "parameters": lambda: parameter_rows(of),
-        "adding": lambda: adding_rows(of),
     }
     found: dict[str, Any] = {
         "artists": of.artists,

@@ -29,9 +29,9 @@ from drawings import Drawing
 from study import ENCODER, Study
 
 from dtrak.evaluation.lds import ceiling
+from dtrak.figures import save_figure
 from dtrak.files import write_text
 from dtrak.inputs.benchmark import Benchmark
-from dtrak.report.figures import save_figure
 from dtrak.tables import Table
 
 FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {

@@ -15,7 +15,7 @@ from dtrak.kernels.ridge import decompose
 from dtrak.methods import get_method
 from dtrak.tables import Entry, Table
 
-SUCCESSORS = ("retrac", "nda", "das")
+SUCCESSORS = ("retrac", "nda", "das", "ek-fac")
 COMPARED = ("d-trak", "step-trak")
 # Whether scores are squared, times the residuals, and over 1 − leverage
 PARTS: dict[str, tuple[bool, bool, bool]] = {

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from diffusers import AutoencoderKL
 from numpy.typing import NDArray
 from torch import Tensor
@@ -62,6 +63,7 @@ def test_lds_of_every_kind_of_method(own_run: Path) -> None:
     assert [*methods] == ["raw-pixel-dot", "tracin", "d-trak", "journey-trak", "d-trak-ensemble"]
     with np.load(own_run / "benchmark" / "train.npz") as archive:
         assert archive["prompt"].tolist()[:2] == ["a disc by anna", "a stripe by bert"]
+        assert archive["artist"].tolist()[:2] == ["anna", "bert"]
     kept = sorted((own_run / "benchmark" / "retrained").iterdir())
     assert len(kept) == 4
     assert (kept[0] / "pytorch_lora_weights.safetensors").exists()
@@ -145,6 +147,7 @@ def test_the_explorer_draws_from_a_prompt(own_run: Path) -> None:
         assert about == {"seed": 3, "prompt": "a disc by anna"}
         found = server.get("answer", set="asked", query=one)
         assert "a disc by anna" in json.dumps(found["query"])
+        assert found["prompt"] == "a disc by anna"
         long = server.client.post("/api/ask", files={"seed": (None, "3"), "prompt": (None, "x" * 1001)})
         assert long.status_code == 422
         assert "1,000 characters" in long.json()["error"]
@@ -180,3 +183,20 @@ def test_credit_cannot_be_evaluated_by_what_is_no_group(run: Path, arguments: li
     outcome = dtrak("evaluate", "credit", run, *arguments, cwd=run.parent)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert all(word in outcome.err for word in words), outcome.err
+
+
+def test_a_recipe_lists_the_prompts_to_draw(own_run: Path) -> None:
+    recipe = own_run / "recipe.yaml"
+    content = yaml.safe_load(recipe.read_text())
+    content["generation"]["prompts"] = ["a disc by anna and bert", "a disc"]
+    recipe.write_text(yaml.safe_dump(content))
+    outcome = dtrak("generate", own_run, cwd=own_run.parent)
+    assert outcome.code == 0, outcome.err
+    prompts = load_images(str(own_run / "generated")).columns["prompt"].tolist()
+    assert prompts == ["a disc by anna and bert", "a disc", "a disc by anna and bert"]
+
+
+def test_the_report_shows_intervals_and_the_prompt_of_a_picture(run: Path) -> None:
+    page = (run / "report.html").read_text()
+    assert "Credit follows the prompt as well as the picture" in page
+    assert '"prompts": ["a diamond by carl", "a disc by anna", "a stripe by bert"]' in page

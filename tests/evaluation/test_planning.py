@@ -148,7 +148,7 @@ def test_the_sizes_of_a_stable_diffusion_come_from_its_folder(tmp_path: Path) ->
     assert model.autoencoder is not None
     assert model.prompts is not None
     assert layout.trained == sum(value.numel() for value in model.parameters().values()) > 0
-    networks = (model.network, model.autoencoder.network, model.prompts.encoder.network)
+    networks = (model.network, model.autoencoder.network, model.prompts.encoder.pipeline.text_encoder)
     assert layout.trained + layout.frozen == sum(value.numel() for one in networks for value in one.parameters())
     assert layout.latents == np.prod(model.shape)
     told = model.prompts.encoder(["a painting"])

@@ -151,6 +151,8 @@ def test_credit_is_shared_as_in_scores(server: Server, run: Path) -> None:
     found = server.get("answer", query="seed-00001.png", damping=0.1)["credit"]["label"]
     assert [group["group"] for group in found] == [str(credit.group) for credit in one.credit("label")]
     np.testing.assert_allclose([group["share"] for group in found], [credit.share for credit in one.credit("label")])
+    intervals = [[credit.low, credit.high] for credit in one.credit("label")]
+    np.testing.assert_allclose([group["interval"] for group in found], intervals)
     fours = np.mean(train.columns["label"] == 4)
     assert next(group["of_training"] for group in found if group["group"] == "4") == pytest.approx(fours)
 

@@ -29,6 +29,7 @@ NEED_NOTHING_MORE = [
     *FROM_GRADIENTS,
     "mixed-trak",
     "step-trak",
+    "ek-fac",
     "das",
 ]
 QUICK: dict[str, Any] = {"timesteps": 1, "projection_dim": 64}
@@ -125,6 +126,7 @@ def test_all_is_every_method_where_nothing_is_lacking(
         of_model
         + of_mixed_trak
         + of_copies
+        + ["whole/queries-simple", "whole/train-simple"]
         + [f"step-{step}/{one}-simple{of}" for step in (1, 2) for one in ("queries", "train") for of in ("", "-copies")]
         + [f"subset-00{subset}-seed-0/{name}" for subset in (0, 1) for name in of_model]
     )

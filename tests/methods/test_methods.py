@@ -45,7 +45,7 @@ ENSEMBLES = ("trak-ensemble", "d-trak-ensemble")
 OUTCOMES = ("empirical-influence", "datamodel", "datamodel-lasso")
 JOURNEYS = ("journey-trak", "journey-trak-ensemble")
 COPIES = ("step-trak",)  # tests/gradients/test_noised_copies.py
-SUCCESSORS = ("retrac", "nda", "das")  # test_successors.py
+SUCCESSORS = ("retrac", "nda", "das", "ek-fac")  # test_successors.py
 
 
 # one model

@@ -1,6 +1,7 @@
 """Methods that were published after the paper, against their formulas written out: gradients by autograd, one copy at a
 time, and matrices that are inverted as they are."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,21 @@ import torch
 
 import dtrak
 import tiny
-from definitions import EXACT, QUERIES, Array, assert_close, exact_gradient, loss, schedule
+from definitions import (
+    EXACT,
+    LAMBDA,
+    QUERIES,
+    Array,
+    assert_close,
+    exact_gradient,
+    features_of_seed,
+    loss,
+    schedule,
+)
 from dtrak.attribution.preparing import prepare
 from dtrak.attribution.scoring import DampedScores, scores_for
+from dtrak.errors import UsageError
+from dtrak.features.curvature import directions_of
 from dtrak.features.inputs import model_inputs
 from dtrak.features.residuals import residuals_of
 from dtrak.features.settings import FeatureSettings
@@ -174,3 +187,29 @@ def test_the_sum_of_squared_scores_is_taken_query_by_query(tmp_path: Path) -> No
     (whole,) = scores_for(task, das, [Damping.parse(0.1)])
     np.testing.assert_allclose(scored.scores(Damping.parse(0.1)), whole, rtol=1e-5)
     np.testing.assert_allclose(scored.total(Damping.parse(0.1)), whole.sum(0), rtol=1e-5)
+
+
+# EK-FAC
+
+
+@pytest.mark.parametrize("parameters", [SMALL, "conv_norm_out"])
+def test_ek_fac_scores_whole_gradients_with_the_gauss_newton_matrix(parameters: str, tmp_path: Path) -> None:
+    model = tiny.unet()
+    train, queries = features_of_seed(0, "simple", parameters)
+    settings = FeatureSettings(timesteps=2, parameters=parameters)
+    directions = directions_of(model, model_inputs(model, TRAIN), settings)
+    rotated = directions.rotated(torch.eye(train.shape[1])).double().numpy()
+    matrix = rotated * directions.eigenvalues.double().numpy() @ rotated.T
+    inverse = np.linalg.inv(matrix + LAMBDA * np.eye(len(matrix)))
+    asked = EXACT | {"projection": "sketch", "cache": tmp_path, "parameters": parameters}
+    found = dtrak.attribute(model, TRAIN, QUERIES, method=["ek-fac", "trak"], **asked)
+    assert_close(found["ek-fac"].values, queries @ inverse @ train.T)
+    own = found["ek-fac"].self_influence
+    assert own is not None
+    assert_close(own, np.diag(train @ inverse @ train.T))
+
+
+def test_gradients_that_no_disk_can_hold_are_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**6, 10**6, 10**5))
+    with pytest.raises(UsageError, match=r"11,621 parameters take .* GB on the disk: give fewer --parameters"):
+        dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="ek-fac", timesteps=1)

@@ -13,7 +13,8 @@ from dtrak.errors import UsageError
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.selection import chosen_rows
-from dtrak.models.settings import DDPMSettings, StableDiffusionSettings
+from dtrak.models.families.stable_diffusion import StableDiffusionSettings
+from dtrak.models.settings import DDPMSettings
 from dtrak.runs.recipes import dump_recipe, load_recipe, recipe_names, recipe_text
 from dtrak.runs.run import Run
 

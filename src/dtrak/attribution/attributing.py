@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Literal, TypeVar, overload
 
 from dtrak.attribution.asked import remember
-from dtrak.attribution.preparing import Data, Model, prepare
+from dtrak.attribution.preparing import ChosenParameters, Data, Model, opened, pattern_of, prepare
 from dtrak.attribution.scores import Scores
 from dtrak.attribution.scoring import score, strongest
 from dtrak.engines import Engine
+from dtrak.errors import UsageError
 from dtrak.features.encoders import ENCODERS, LoadEncoder
 from dtrak.features.featurizing import MakeProjection
 from dtrak.features.settings import DEFAULT_ENCODER
@@ -25,7 +26,7 @@ Registered = TypeVar("Registered")
 
 
 @overload
-def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well; the first overload counts
+def attribute(  # a name is a sequence as well; the first overload counts
     model: Model,
     train: Data,
     queries: Data,
@@ -36,7 +37,7 @@ def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well
     noise: str = ...,
     projection: str | MakeProjection | None = ...,
     projection_dim: int = ...,
-    parameters: str | None = ...,
+    parameters: ChosenParameters | None = ...,
     seed: int = ...,
     projection_seed: int | None = ...,
     dtype: str = ...,
@@ -78,7 +79,7 @@ def attribute(
     noise: str = ...,
     projection: str | MakeProjection | None = ...,
     projection_dim: int = ...,
-    parameters: str | None = ...,
+    parameters: ChosenParameters | None = ...,
     seed: int = ...,
     projection_seed: int | None = ...,
     dtype: str = ...,
@@ -119,7 +120,7 @@ def attribute(
     noise: str = "shared",
     projection: str | MakeProjection | None = None,
     projection_dim: int = 4096,
-    parameters: str | None = None,
+    parameters: ChosenParameters | None = None,
     seed: int = 0,
     projection_seed: int | None = None,
     dtype: str = "float32",
@@ -153,7 +154,8 @@ def attribute(
     the result is a dictionary by name, and they share the features that they have in common. "all" stands for every
     method whose needs are met. An `objective`, which is a name or a function, replaces D-TRAK's L_Square; if it is
     given without `method`, the method is D-TRAK. A `projection` and an `encoder` may be functions as well, of the kinds
-    in `PROJECTIONS` and `ENCODERS`. `damping` is "auto", "spectrum", a fraction of the mean eigenvalue of
+    in `PROJECTIONS` and `ENCODERS`. `parameters` is a regular expression, a list of names, or a function of a name and
+    its parameter. `damping` is "auto", "spectrum", a fraction of the mean eigenvalue of
     ΦΦᵀ, or "absolute:λ" (see `dtrak.kernels.damping`).
 
     With `top`, the scores hold only so many of the highest and of the lowest ones of each query, for large training
@@ -161,7 +163,18 @@ def attribute(
 
     `cache` is a folder that keeps the features: the next call with the same training images computes only the features
     of its queries. An `engine` computes gradients on its workers (see `dtrak.engines`). `Settings` explains the others.
+
+    >>> import dtrak
+    >>> model = dtrak.load_model("runs/digits/model")
+    >>> train = dtrak.load_images("digits:train").first(50)
+    >>> queries = dtrak.load_images("runs/digits/generated").first(2)
+    >>> scores = dtrak.attribute(model, train, queries, "d-trak", timesteps=2, parameters="conv_out")
+    >>> scores.values.shape
+    (2, 50)
     """
+    if parameters is not None and not isinstance(parameters, str):
+        model, device = opened(model, device)
+        parameters = pattern_of(model.parameters(parameters))
     settings = Settings(
         timesteps=timesteps,
         draws=draws,
@@ -193,6 +206,8 @@ def attribute(
         latents=_path(latents),
     )
     several = not isinstance(method, str | Method | None)
+    if several and not (isinstance(method, Sequence) and all(isinstance(one, str | Method) for one in method)):
+        raise UsageError(f"method {method!r}: give a name from `dtrak methods`, a Method, or a list of these")
     chosen = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
     names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in chosen]
     scores = attribute_with(model, train, queries, names, settings, top=top, cache=cache, device=device, engine=engine)
@@ -217,7 +232,7 @@ def attribute_with(
     damping = Damping.parse(settings.damping)
     if top is not None:
         check_number("top", top)
-    with kept_until_done(None if cache is None else Path(cache)) as folder:
+    with kept_until_done(_path(cache)) as folder:
         task, chosen = prepare(model, train, queries, methods, settings, folder, device, engine)
         if top is None:
             return {one.name: score(task, one, damping) for one in chosen}
@@ -230,4 +245,6 @@ def _name(registry: Registry[Registered], given: str | Registered) -> str:
 
 
 def _path(given: str | Path | None) -> Path | None:
+    if not isinstance(given, str | Path | None):
+        raise UsageError(f"{given!r} is a {type(given).__name__}: give the path of a folder")
     return None if given is None else Path(given)

@@ -1,14 +1,15 @@
 """Scores: one number for every training image and every query. A positive score marks a proponent, for all methods.
 
 On disk, scores are an .npz file with `values`, `train_ids` and `query_ids`. It also has the columns of the training
-images as `train_column.NAME`, so that credit can be computed later, and `self_influence` if the method has it.
+images as `train_column.NAME`, so that credit can be computed later, `self_influence` if the method has it, and the λ
+that was used as `damping` (relative, absolute, directions kept, rank) with its `damping_rule`.
 
 Scores may hold only the strongest images of each query. Then `values`, `train_ids` and columns are [Q, H], the highest
 score first, and `positions` [Q, H] are the images' places among all `images`.
 """
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,18 +17,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.attribution.held import MOST_GROUPS, Groups, Held, grouped, held_arrays, held_of
+from dtrak.attribution import score_tables as tables
+from dtrak.attribution import showing
+from dtrak.attribution.held import MOST_GROUPS, Groups, Held, grouped, held_arrays
+from dtrak.attribution.score_arrays import fields_by_method
+from dtrak.attribution.score_tables import COLUMN
+from dtrak.attribution.used_damping import UsedDamping
 from dtrak.errors import DtrakError, UsageError
-from dtrak.files import readable, write_bytes, write_text
+from dtrak.files import write_bytes, write_text
 from dtrak.images.metadata import plain_column
 from dtrak.noise import stream
-from dtrak.spreadsheets import harmless, quoting
 
 if TYPE_CHECKING:
     import pandas
 
-COLUMN = "train_column."
-RESERVED = ("query", "rank", "train", "score", "method")  # the heads of a table that are not columns of images
+    from dtrak.figures import PaperFigure
+    from dtrak.images.images import Images
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,17 @@ class Credit:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """values [Q, N] float32: how much training on image n lowers the loss of query q, up to one factor for all."""
+    """values [Q, N] float32: how much training on image n lowers the loss of query q, up to one factor for all.
+
+    `dtrak.attribute` returns them, and `Scores.load` reads them from a file:
+
+    >>> import dtrak
+    >>> scores = dtrak.Scores.load("runs/digits/scores.npz")
+    >>> scores.values.shape
+    (60, 1000)
+    >>> len(scores.top(3)[0])  # the three strongest proponents of the first query
+    3
+    """
 
     values: NDArray[np.float32]
     train_ids: NDArray[Any]
@@ -60,6 +75,9 @@ class Scores:
     method: str
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of the training images, each [N]
     self_influence: NDArray[np.float32] | None = None  # [N], of the kernel: τ(x^n)_n, from 0 to 1
+    damping: UsedDamping | None = None  # the λ that was used; None if the method has none, or if it is not known
+    train: "Images | None" = None  # the images themselves, for figures; a file of scores does not have them
+    queries: "Images | None" = None
     held: Held | None = None  # if only the strongest are held: values, train_ids and columns are [Q, H]
 
     @property
@@ -67,15 +85,73 @@ class Scores:
         """Return N, how many training images were scored."""
         return len(self.train_ids) if self.held is None else self.held.images
 
+    def __repr__(self) -> str:
+        return showing.text(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html(self)
+
+    def only(self, count: int) -> "Scores":
+        """Return the scores of the first `count` queries."""
+        return self.of_queries(range(len(self.values))[:count])
+
+    def one(self, place: int) -> "Scores":
+        """Return the scores of one query, by its place."""
+        return self.of_queries([place])
+
+    def plot(
+        self,
+        queries: int | Sequence[Any] = 4,
+        top: int = 5,
+        bottom: int = 3,
+        *,
+        train: "Images | None" = None,
+        query_images: "Images | None" = None,
+    ) -> "PaperFigure":
+        """Draw queries with their strongest proponents and opponents: the first ones, or those with these ids.
+
+        A notebook shows the figure; `.save("figure.pdf")` writes it. Scores from a file need `train` and
+        `query_images`, as the file has no images.
+
+        >>> import dtrak
+        >>> run = dtrak.open_run("runs/digits")
+        >>> run.scores().plot(2).save("figure.svg")
+        """
+        return showing.plot(self, queries, top, bottom, train, query_images)
+
+    def plot_credit(self, by: str, groups: int = 12) -> "PaperFigure":
+        """Draw the shares of the largest groups as bars, with their intervals.
+
+        >>> import dtrak
+        >>> dtrak.open_run("runs/digits").scores().plot_credit(by="label").save("credit.pdf")
+        """
+        return showing.plot_credit(self, by, groups)
+
+    def plot_self_influence(
+        self, each: int = 4, classes: int = 10, *, least: int | None = None, train: "Images | None" = None
+    ) -> "PaperFigure":
+        """Draw the `each` most and the `least` least self-influential training images of the largest classes.
+
+        >>> import dtrak
+        >>> dtrak.open_run("runs/digits").scores().plot_self_influence().save("self-influence.pdf")
+        """
+        return showing.plot_self_influence(self, each, classes, least, train)
+
     def top(self, count: int = 5) -> list[list[Match]]:
-        """Return the `count` strongest proponents of each query, the strongest first. Only held ones are returned."""
-        return self._matches(self._order(count))
+        """Return the `count` strongest proponents of each query, the strongest first. Only held ones are returned.
+
+        >>> import dtrak
+        >>> first = dtrak.Scores.load("runs/digits/scores.npz").top(5)[0]
+        >>> first[0].score > first[1].score > 0
+        True
+        """
+        return self._matches(self.order(count))
 
     def bottom(self, count: int = 3) -> list[list[Match]]:
         """Return the `count` strongest opponents of each query, the strongest first. Only held ones are returned."""
-        return self._matches(self._order(count, lowest=True))
+        return self._matches(self.order(count, lowest=True))
 
-    def _order(self, count: int | None, lowest: bool = False) -> NDArray[np.int64]:
+    def order(self, count: int | None, lowest: bool = False) -> NDArray[np.int64]:
         """Return the places in `values` of the `count` strongest, [Q, count]."""
         if self.held is None:
             return np.asarray(np.argsort(self.values if lowest else -self.values, axis=1, kind="stable")[:, :count])
@@ -101,6 +177,11 @@ class Scores:
 
         share_g = mean over queries of Σ_{n in g} max(τ_n, 0) / Σ_n max(τ_n, 0). The interval is that of a bootstrap
         over queries; for one query, it is that of `share_intervals`. Groups are the values of the column `by`.
+
+        >>> import dtrak
+        >>> credits = dtrak.Scores.load("runs/digits/scores.npz").credit(by="label")
+        >>> len(credits), round(sum(one.share for one in credits), 3)
+        (10, 1.0)
         """
         groups, shares = self.shares(by)
         queries = len(shares)
@@ -182,41 +263,15 @@ class Scores:
         all proponents that are held. If a column of the images has the name of another column of the table, it is
         called train_column.NAME.
         """
-        import pandas
-
-        order = self._order(top)
-        queries, ranks = (one.ravel() for one in np.indices(order.shape))
-        at = order.ravel() if self.held is None else (queries, order.ravel())
-        return pandas.DataFrame(
-            {
-                "query": _texts(self.query_ids, readable)[queries],
-                "rank": ranks + 1,
-                "train": _texts(self.train_ids, readable)[at],
-                "score": self.values[queries, order.ravel()],
-                **{_head(name): _texts(column, readable)[at] for name, column in self.columns.items()},
-            }
-        )
+        return tables.frame(self, top)
 
     def to_csv(self, path: str | Path, top: int | None = None) -> None:
         """Write `to_pandas` as a .csv file, with text as `spreadsheets.original` reads it."""
         write_text(Path(path), self.csv(top))
 
     def csv(self, top: int | None = None, *, header: bool = True, with_method: bool = False) -> str:
-        """Return the text of such a file."""
-        safe = replace(
-            self,
-            train_ids=_texts(self.train_ids, harmless),
-            query_ids=_texts(self.query_ids, harmless),
-            columns={harmless(name): _texts(column, harmless) for name, column in self.columns.items()},
-        )
-        table = safe.to_pandas(top)
-        if with_method:
-            table = table.assign(method=harmless(self.method))
-        texts = [
-            one for array in (safe.train_ids, safe.query_ids, *safe.columns.values()) for one in array.ravel().tolist()
-        ]
-        how = quoting(str(one) for one in [*texts, *safe.columns])
-        return str(table.to_csv(index=False, header=header, quoting=how))
+        """Return the text of such a file. Where λ is known, a column `damping` has it, ÷ the mean eigenvalue."""
+        return tables.csv_text(self, top, header, with_method)
 
     def save(self, path: str | Path) -> None:
         save_scores(path, {self.method: self})
@@ -265,6 +320,10 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
         unknown = np.full(first.images, np.nan, dtype=np.float32)
         rows = [unknown if one.self_influence is None else one.self_influence for one in every]
         arrays["self_influence"] = rows[0] if len(every) == 1 else np.stack(rows)
+    if any(one.damping is not None for one in every):
+        known = [one.damping or UsedDamping("", np.nan, np.nan, np.nan, 0) for one in every]
+        arrays["damping"] = np.array([[one.relative, one.absolute, one.kept, one.rank] for one in known])
+        arrays["damping_rule"] = np.array([one.rule for one in known])
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     write_bytes(Path(path), buffer.getvalue())
@@ -279,8 +338,8 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
         if isinstance(found, np.ndarray):
             raise ValueError("it is a single array")
         with found as file:
-            arrays = dict(file)
-            scores = _held_by_method(arrays) if "positions" in arrays else _by_method(arrays)
+            found_fields = fields_by_method(dict(file))
+            scores = {method: Scores(method=method, **of_method) for method, of_method in found_fields.items()}
     except FileNotFoundError:
         raise UsageError(f"no scores at {path}") from None
     except Exception as error:  # zip and numpy raise a dozen kinds of errors for damaged files
@@ -288,69 +347,6 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
     for one in scores.values():
         _check_finite(one, str(path))
     return scores
-
-
-def _by_method(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Scores]:
-    """Return the scores that a file's arrays hold; raise a ValueError that names an array which does not fit."""
-    values, train_ids, query_ids = (_array(arrays, name) for name in ("values", "train_ids", "query_ids"))
-    methods = _array(arrays, "methods") if "methods" in arrays else np.array(["scores"])
-    columns = {name: value for name, value in arrays.items() if name.startswith(COLUMN)}
-    count, queries, train = len(np.unique(methods)), query_ids.size, train_ids.size
-    shapes: list[tuple[int, ...]] = [(queries, train)] * (count == 1) + [(count, queries, train)]
-    unknown = np.full((count, train), np.nan, dtype=np.float32)
-    itself = np.asarray(arrays.get("self_influence", unknown))
-    wanted: dict[str, tuple[NDArray[Any], str, list[tuple[int, ...]]]] = {
-        "values": (values, "f", shapes),
-        "train_ids": (train_ids, "iuU", [(train,)]),
-        "query_ids": (query_ids, "iuU", [(queries,)]),
-        "methods": (methods, "U", [(count,)]),
-        "self_influence": (itself, "f", [(train,)] * (count == 1) + [(count, train)]),
-        **{name: (column, "biufcSUmM", [(train,)]) for name, column in columns.items()},
-    }
-    for name, (array, kinds, right) in wanted.items():
-        if array.dtype.kind not in kinds or array.shape not in right or array.size == 0:
-            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, which does not fit the other arrays")
-    plain = {name.removeprefix(COLUMN): column for name, column in columns.items()}
-    on_itself = [None if np.isnan(row).all() else row for row in itself.reshape(count, train)]
-    return {
-        method: Scores(of_method, train_ids, query_ids, method, plain, own)
-        for method, of_method, own in zip(
-            methods.tolist(), values.reshape(count, queries, train), on_itself, strict=True
-        )
-    }
-
-
-def _held_by_method(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Scores]:
-    """Do the same as `_by_method` for a file that holds only the strongest of each query."""
-    values, query_ids, methods = (_array(arrays, name) for name in ("values", "query_ids", "methods"))
-    count, queries, width = len(np.unique(methods)), query_ids.size, values.shape[-1] if values.ndim else 0
-    columns = {name: value for name, value in arrays.items() if name.startswith(COLUMN)}
-    shapes: list[tuple[int, ...]] = [(queries, width)] * (count == 1) + [(count, queries, width)]
-    kinds = {"values": "f", "train_ids": "iuU", **dict.fromkeys(columns, "biufcSUmM")}
-    for name, kind in kinds.items():
-        array = _array(arrays, name)
-        if array.dtype.kind not in kind or array.shape not in shapes or array.size == 0:
-            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, which does not fit the other arrays")
-    if query_ids.dtype.kind not in "iuU" or query_ids.ndim != 1 or methods.dtype.kind != "U" or methods.ndim != 1:
-        raise ValueError("query_ids and methods do not fit the other arrays")
-    of_each = {name: _array(arrays, name).reshape(count, queries, width) for name in kinds}
-    return {
-        method: Scores(
-            of_each["values"][m],
-            of_each["train_ids"][m],
-            query_ids,
-            method,
-            {name.removeprefix(COLUMN): of_each[name][m] for name in columns},
-            held=held,
-        )
-        for m, (method, held) in enumerate(zip(methods.tolist(), held_of(arrays, count, (queries, width)), strict=True))
-    }
-
-
-def _array(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
-    if name not in arrays:
-        raise ValueError(f"it has no array {name!r}")
-    return np.asarray(arrays[name])
 
 
 def _check_finite(scores: Scores, what: str) -> None:
@@ -373,16 +369,3 @@ def refuse_not_finite(
             f"{what}: {method} scores training image {name} for the query {query_ids[query]} with "
             f"{values[query, image]}, which is no score"
         )
-
-
-def _head(column: str) -> str:
-    """Return the name that a column of the images has in a table."""
-    return COLUMN + column if column in RESERVED else readable(column)
-
-
-def _texts(array: NDArray[Any], change: Callable[[str], str]) -> NDArray[Any]:
-    """Return the array with every text changed."""
-    if array.dtype.kind not in "OU":
-        return array
-    changed = (change(one) if isinstance(one, str) else one for one in array.ravel().tolist())
-    return np.fromiter(changed, dtype=np.object_).reshape(array.shape)

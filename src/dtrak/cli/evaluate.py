@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dtrak.cli import options, options_evaluate
+from dtrak.cli.help import GroupedCommand
 from dtrak.cli.scoring import Address, EngineName, Scoring, Workers, engine_of, with_scoring
 from dtrak.errors import UsageError
 from dtrak.printing import show, tell
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mode=None)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def lds(
     scoring: Scoring,
@@ -105,7 +106,7 @@ def lds(
     _show(comparison.table(), table, "The numbers", [] if out is None else [out])
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def retrain(
     run_folder: options.RunFolder,
     subsets: options_evaluate.Subsets = None,
@@ -140,7 +141,7 @@ def retrain(
     tell("The retrained models' losses", made.folder)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def counterfactual(
     scoring: Scoring,
@@ -173,7 +174,7 @@ def counterfactual(
     from dtrak.evaluation import counterfactual as evaluation
     from dtrak.evaluation.redrawing import choose_pictures
     from dtrak.evaluation.run_evaluation import counterfactual_run
-    from dtrak.report.figures.counterfactual import save_counterfactual_figures
+    from dtrak.report.counterfactual_figures import save_counterfactual_figures
     from dtrak.runs.attributing import settings_of
 
     redrawing = choose_pictures(opened, options.chosen_device(device), count, remove, steps)
@@ -192,7 +193,7 @@ def counterfactual(
     _show(evaluation.table(results), table, "The numbers and figures", folders)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def credit(
     scoring: Scoring,

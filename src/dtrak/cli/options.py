@@ -67,6 +67,19 @@ RecipeName = Annotated[
     typer.Argument(metavar="NAME", help="The recipe to print; without it, all are listed.", show_default=False),
 ]
 NewRun = Annotated[Path, typer.Option("--out", metavar="RUN", parser=some_path, help="The folder of the run.")]
+DemoRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="RUN",
+        parser=some_path,
+        help="The folder of the run.",
+        show_default="runs/digits, or runs/ready with --ready",
+    ),
+]
+Ready = Annotated[
+    bool, typer.Option("--ready", help="Open the explorer on a finished run that comes with the package.")
+]
 NamedRun = Annotated[
     Path | None,
     typer.Option("--out", metavar="RUN", parser=some_path, help="The folder of the run.", show_default="runs/NAME"),
@@ -157,6 +170,27 @@ ScoresFile = Annotated[
     ),
 ]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="A diffusers folder or a hub id.")]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="With --model: the precision of a pipeline's frozen weights, bfloat16 or float16.",
+        show_default="float32",
+    ),
+]
+RunOfModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        parser=some_path,
+        help="With --model: make a run of the model, which `report`, `serve` and `credit` take.",
+    ),
+]
+FromModel = Annotated[
+    str | None,
+    typer.Option("--from", metavar="MODEL", help="Print a recipe for a model like this one, to complete."),
+]
 Checkpoint = Annotated[
     str | None,
     typer.Option(
@@ -185,6 +219,7 @@ Size = Annotated[
         metavar="PIXELS",
         parser=whole_number(1, MOST["size"]),
         help="With --model: crop all images to squares and resize them.",
+        show_default="the model's size, if they have another",
     ),
 ]
 Damping = Annotated[

@@ -19,7 +19,7 @@ from dtrak.attribution.preparing import check_objective, prepare
 from dtrak.attribution.scoring import scores_for
 from dtrak.engines import Engine
 from dtrak.errors import UsageError, check_known
-from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds
+from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds, perfect_lds
 from dtrak.features.encoders import load_encoder
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.features.store import Cost
@@ -63,6 +63,12 @@ class Comparison:
     note: str  # how the damping was found
     settings: Mapping[str, Any]  # how the scores were computed, and what they should predict
     paper_scale: int | None = None  # if the dampings of the paper were tried, each was divided by this
+    seeds: int = 1  # models on each subset
+
+    @property
+    def perfect(self) -> float | None:
+        """Return the LDS that perfect scores would reach."""
+        return perfect_lds(self.ceiling, self.seeds)
 
     def json(self) -> str:
         """Return all numbers as JSON, with the LDS of every query."""
@@ -85,6 +91,8 @@ class Comparison:
                 for one in self.results
             },
             "ceiling": self.ceiling,
+            "perfect": self.perfect,
+            "seeds": self.seeds,
             "queries": self.queries,
             "subsets": self.subsets,
             "note": self.note,
@@ -114,6 +122,8 @@ class Comparison:
             for one in self.results
         ]
         ceiling = "unknown, as there is one seed" if self.ceiling is None else f"{self.ceiling:.1f} %"
+        if self.perfect is not None:
+            ceiling += f"; perfect scores would reach about {self.perfect:.0f} %"
         notes = [
             f"{self.queries} queries, {self.subsets} subsets. LDS: the mean over queries. bootstrap, ±, low and high: "
             "mean, standard deviation and 95 % interval of a bootstrap over subsets; the paper reports its mean and ±. "
@@ -184,7 +194,8 @@ def compare(
         note += f", of the paper's {len(dampings)} λ, each ÷ {scale:,}: its random matrix is not divided by √k, ours is"
     if model is not None:
         used["checkpoint"] = model.name
-    return Comparison(results, ceiling(reported.losses), losses.shape[2], len(reported.masks), note, used, scale)
+    counts = losses.shape[2], len(reported.masks)
+    return Comparison(results, ceiling(reported.losses), *counts, note, used, scale, losses.shape[1])
 
 
 def paper_scale(settings: Settings) -> int:

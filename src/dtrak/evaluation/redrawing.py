@@ -49,7 +49,7 @@ class Redrawing:
 
     @cached_property
     def prompts(self) -> list[str] | None:
-        return None if self.model.prompts is None else self.model.prompts.of(self.queries)
+        return None if self.model.conditions is None else self.model.conditions.texts(self.queries)
 
     @cached_property
     def train_fingerprint(self) -> str:

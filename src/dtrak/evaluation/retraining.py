@@ -245,8 +245,8 @@ def _as_arrays(inputs: ModelInputs) -> Arrays:
             arrays["labels"] = values if values.dtype.kind in "iuU" else plain_column(values).astype(str)
         elif column not in RESERVED:
             arrays[column] = plain_column(values)
-    if inputs.prompts:
-        arrays[PROMPT] = np.array(inputs.prompts)
+    if inputs.texts:
+        arrays[PROMPT] = np.array(inputs.texts)
     return arrays
 
 

@@ -19,7 +19,7 @@ from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError, UsageError
 from dtrak.gradients.activations import activation_bytes
 from dtrak.gradients.backward import Receiver, Shortcut, can_share_a_pass, gradient_of_each_image, gradient_of_the_batch
-from dtrak.gradients.objectives import get_objective
+from dtrak.gradients.objectives import Objective, get_objective
 from dtrak.gradients.projections import Projection
 from dtrak.gradients.sharing import OWN, SHARED, Places, parse_sharing
 from dtrak.models import DiffusionModel
@@ -72,7 +72,7 @@ class Featurizer:
     def __init__(
         self,
         model: DiffusionModel,
-        objectives: Sequence[str],
+        objectives: Sequence[str | Objective],
         copies: Copies,
         projection: Projection,
         parameters: dict[str, nn.Parameter],
@@ -83,7 +83,7 @@ class Featurizer:
         autocast: bool = False,  # whether forward passes are in bfloat16; gradients are added in float32 even then
     ) -> None:
         self.model = model
-        self.objectives = [get_objective(name) for name in objectives]
+        self.objectives = [get_objective(one) if isinstance(one, str) else one for one in objectives]
         self.copies = copies
         self.projection = projection
         self.parameters = parameters

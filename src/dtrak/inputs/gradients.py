@@ -294,6 +294,8 @@ def _featurize(
         settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
     if draws is not None:
         settings = replace(settings, draws=draws)
+    if kind.whole:
+        settings, folder = replace(settings, projection="identity"), folder / "whole"
     share = task.share if name == "train" else None
     return featurize(model, images, objectives, settings, folder, name, task.engine, apart=kind.apart, share=share)
 

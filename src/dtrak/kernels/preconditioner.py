@@ -93,8 +93,11 @@ Fit = Callable[[Rows], Preconditioner]
 
 
 def mean_eigenvalue(kernel: Preconditioner) -> float:
-    """Return trace(G) / N, which relative damping is a fraction of."""
-    return float(kernel.eigenvalues.sum() / kernel.images)
+    """Return trace(G) / N, which relative damping is a fraction of. It is trace(G) / `size` if the kernel has a `size`.
+
+    ΦΦᵀ, which has the eigenvalues of ΦᵀΦ, has a side of N; other matrices G are not made of N features.
+    """
+    return float(kernel.eigenvalues.sum() / getattr(kernel, "size", kernel.images))
 
 
 def effective_dimension(kernel: Preconditioner, damping: float) -> float:

@@ -5,6 +5,7 @@ import numpy as np
 
 from dtrak.inputs.arrays import KernelInput
 from dtrak.inputs.copies import Residuals
+from dtrak.inputs.curvature import WholeGradients
 from dtrak.inputs.gradients import Gradients
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.preconditioner import Array
@@ -78,6 +79,14 @@ RELATIVE_IF = Method(
 )
 RENORMALIZED_IF = Method(
     "renormalized-if", "trak over the norm of the image's gradient", Gradients(), renormalized_scores, damped=True
+)
+EK_FAC = Method(
+    "ek-fac",
+    "influence functions: the Gauss–Newton matrix of the network, in Kronecker factors (EK-FAC)",
+    WholeGradients(),
+    kernel_scores,
+    damped=True,
+    has_self_influence=True,
 )
 DAS = Method(
     "das",

@@ -43,6 +43,7 @@ class Measurement:
 
     methods: dict[str, MethodLDS]
     ceiling: float | None
+    perfect: float | None  # what perfect scores would reach; None if it is not known
     queries: int
     subsets: int
     note: str  # how the damping was found
@@ -104,7 +105,14 @@ def _read(path: Path) -> Measurement:
         }
         counts = int(content["queries"]), int(content["subsets"])
         settings = dict(content.get("settings", {}))
-        return Measurement(methods, _number(content["ceiling"]), *counts, str(content["note"]), settings)
+        return Measurement(
+            methods,
+            _number(content["ceiling"]),
+            _number(content.get("perfect")),
+            *counts,
+            str(content["note"]),
+            settings,
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DtrakError(f"{path} is not what `dtrak evaluate lds` writes: {error!r}") from error
 

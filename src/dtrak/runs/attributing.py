@@ -35,7 +35,7 @@ def settings_of(run: Run) -> Settings:
     recipe = run.recipe
     settings = Settings(**{field.name: getattr(recipe.attribution, field.name) for field in fields(Settings)})
     settings = replace(settings, ddim_steps=recipe.generation.steps)
-    if recipe.family.takes_prompts:
+    if recipe.is_conditional:
         settings = replace(settings, guidance=recipe.generation.guidance, latents=run.latents)
     if settings.checkpoints is None and (run.folder / "checkpoints").exists():
         settings = replace(settings, checkpoints=run.folder / "checkpoints")
