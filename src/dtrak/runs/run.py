@@ -118,7 +118,9 @@ class Run:
         if made_by is None:
             raise UsageError(f"{self.folder} has no scores yet: `dtrak attribute {self.folder}` makes them")
         found = Scores.load(self.folder / "scores.npz", method)
-        train = self.train_images.select(self.train_images.positions(found.train_ids, "the scores"))
+        train = self.train_images
+        if found.held is None:
+            train = train.select(train.positions(found.train_ids, "the scores"))
         pictures = self.query_images(self.located(made_by["queries"]))
         queries = pictures.select(pictures.positions(found.query_ids, "the scores"))
         return replace(found, train=train, queries=queries)
