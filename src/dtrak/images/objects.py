@@ -33,6 +33,7 @@ def images_from(data: Any, *, name: str = "images", **columns: Any) -> Images:
 
     `name` is what error messages and progress call them.
 
+    >>> import dtrak
     >>> import numpy as np
     >>> images = dtrak.images_from(np.zeros((2, 8, 8, 3), dtype=np.uint8), artist=["anna", "bert"])
     >>> len(images), images.shape, images.columns["artist"].tolist()
