@@ -33,18 +33,10 @@ def images_from(data: Any, *, name: str = "images", **columns: Any) -> Images:
 
     `name` is what error messages and progress call them.
 
-<<<<<<< HEAD
-    >>> import dtrak
-    >>> import numpy as np
-    >>> images = dtrak.images_from(np.zeros((2, 8, 8, 3), dtype=np.uint8), artist=["anna", "bert"])
-    >>> len(images), images.shape, images.columns["artist"].tolist()
-    (2, (3, 8, 8), ['anna', 'bert'])
-=======
     >>> import dtrak, numpy
     >>> dtrak.images_from(numpy.zeros((4, 8, 8, 3), numpy.uint8), name="mine", artist=["a", "b", "a", "b"])
     Images from mine: 4 of 8 × 8 pixels, colour
     columns: artist
->>>>>>> origin/main
     """
     made = _images(data, name)
     if not columns:
