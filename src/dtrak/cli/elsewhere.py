@@ -48,7 +48,8 @@ def attribute_model(given: Given, out: Path | None, run: Path | None, scoring: S
         from dtrak.runs.attributing import attribute_run
         from dtrak.runs.elsewhere import run_elsewhere
 
-        made = run_elsewhere(run, model, (given.model, given.lora, given.prompt), given.train, size)
+        typed = (given.model, given.lora, given.prompt, given.precision)
+        made = run_elsewhere(run, model, typed, given.train, size)
         fitted = model.fitted_to(train.shape)
         asked = (made, fitted, given.queries, methods, settings)
         scores = attribute_run(*asked, top=scoring.top, cache=scoring.cache, device=chosen, engine=engine)

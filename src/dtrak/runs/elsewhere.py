@@ -24,11 +24,11 @@ from dtrak.sections import first_mistake
 def run_elsewhere(
     folder: Path,
     model: DiffusionModel,
-    given: tuple[str, str | None, str | None],
+    given: tuple[str, str | None, str | None, str | None],
     train: str,
     size: int | None,
 ) -> Run:
-    """Make the run of a model, or open it again; `given` are the model, its LoRA and its prompt, as the user typed.
+    """Make the run of a model, or open it again; `given` are the model, its LoRA, prompt and precision, as typed.
 
     `size` is that of the images, if they are resized.
     """
@@ -45,7 +45,12 @@ def run_elsewhere(
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
         raise UsageError(f"{given[0]}: no recipe can describe it: {first_mistake(error)}") from None
-    place = {"model": full_name(given[0]), "lora": given[1] and full_name(given[1]), "prompt": given[2]}
+    place = {
+        "model": full_name(given[0]),
+        "lora": given[1] and full_name(given[1]),
+        "prompt": given[2],
+        "precision": given[3],
+    }
     run = Run.create(folder, recipe, check=False)
     write_json(folder / ELSEWHERE, place)
     return run

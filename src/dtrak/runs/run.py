@@ -259,10 +259,10 @@ class Run:
         path = self.folder / ELSEWHERE
         try:
             place = json.loads(path.read_text(encoding="utf-8"))
-            source, lora, prompt = (place[name] for name in ("model", "lora", "prompt"))
+            source, lora, prompt, precision = (place[name] for name in ("model", "lora", "prompt", "precision"))
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} does not name a model: {error}") from error
-        return load_model(source, lora, prompt).fitted_to(self.train_images.shape)
+        return load_model(source, lora, prompt, precision).fitted_to(self.train_images.shape)
 
     def checkpoint(self, name: str) -> Path:
         """Return the folder of a checkpoint, by its name in checkpoints/, by its number of steps, or by its path."""
