@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 from PIL import Image
@@ -120,6 +121,9 @@ def test_demo_ready_opens_the_explorer(tmp_path: Path) -> None:
         while not told.exists() or "The explorer: http" not in told.read_text():
             assert command.runs, command.outcome().err
             time.sleep(0.1)
+        address = re.search(r"http://\S+/", told.read_text())
+        assert address
+        assert "explorer" in httpx2.get(address.group(), timeout=60).text
         command.signal(signal.SIGINT)
         assert command.outcome().code == 0
     assert (tmp_path / "runs" / "ready" / "recipe.yaml").exists()

@@ -203,6 +203,15 @@ class Scores:
         shares = np.divide(grouped.sums, totals, out=np.zeros_like(grouped.sums), where=totals > 0)
         return grouped.names, shares
 
+    def only_highest(self, count: int | None) -> "Scores":
+        """Return the scores with zero for all but the `count` highest of each query; None keeps all."""
+        if count is None or count >= self.values.shape[1]:
+            return self
+        kept = np.argsort(-self.values, axis=1, kind="stable")[:, :count]
+        values = np.zeros_like(self.values)
+        np.put_along_axis(values, kept, np.take_along_axis(self.values, kept, axis=1), axis=1)
+        return replace(self, values=values)
+
     def share_intervals(self, by: str) -> NDArray[np.float64]:
         """Return the 95% interval of each query's shares, [Q, G, 2], if groups had shown other images of their own.
 

@@ -19,10 +19,10 @@ WHAT, HOW, RETRAINING, RUNS, OUTPUT = (
 NAMES = {
     WHAT: "benchmark queries method model lora prompt train_source validation base size scale subset count seed "
     "top by kind",
-    HOW: "damping grid output_function step encoder checkpoint",
+    HOW: "damping grid output_function step encoder checkpoint precision",
     RETRAINING: "subsets fraction seeds output_timesteps output_noises validation_count keep_models remove",
     RUNS: "device host port no_browser",
-    OUTPUT: "out table dry_run ready",
+    OUTPUT: "out new_run table dry_run ready",
 }
 GROUPS = {
     **dict.fromkeys(WHERE, RUNS),

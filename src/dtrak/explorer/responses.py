@@ -109,7 +109,7 @@ def picture_scores(
         "opponents": _strongest(train.entries, -values, count, sign=-1),
         "positive": int((values > 0).sum()),
         "negative": int((values < 0).sum()),
-        "credit": {column: _credit(scores, column) for column in CREDIT_COLUMNS if column in scores.columns},
+        "credit": {column: credit_of(scores, column) for column in CREDIT_COLUMNS if column in scores.columns},
         "prompt": _prompt(exploration, entry),
     }
 
@@ -192,7 +192,7 @@ def _prompt(exploration: Exploration, entry: Entry) -> str | None:
     return None if prompts is None else prompts_of(entry.images.select([entry.position]), prompts.template)[0]
 
 
-def _credit(scores: Scores, column: str) -> list[dict[str, Any]]:
+def credit_of(scores: Scores, column: str) -> list[dict[str, Any]]:
     """Return each group's share of one picture's positive scores, with its interval, and of the training images."""
     names, (shares,) = scores.shares(column)
     intervals, of_training = scores.share_intervals(column)[0], scores.sizes(column) / scores.images

@@ -32,6 +32,11 @@ def images_from(data: Any, *, name: str = "images", **columns: Any) -> Images:
     """Make images of what Python code has, with one value per image in each of the columns: label=[…], caption=[…].
 
     `name` is what error messages and progress call them.
+
+    >>> import dtrak, numpy
+    >>> dtrak.images_from(numpy.zeros((4, 8, 8, 3), numpy.uint8), name="mine", artist=["a", "b", "a", "b"])
+    Images from mine: 4 of 8 × 8 pixels, colour
+    columns: artist
     """
     made = _images(data, name)
     if not columns:

@@ -264,7 +264,7 @@ def query_stores(task: Task, kind: GradientKind, member: int, along_trajectory: 
 
     def make() -> Stores:
         if not along_trajectory:
-            name = f"queries-{task.queries.fingerprint[:8]}"
+            name = f"queries-{task.query_inputs.fingerprint[:8]}"  # other prompts, other features
             return _featurize(task, kind, member, task.query_inputs, needed.queries, folder, name)
         trajectories, draws = _trajectories(task), None if task.settings.step is None else DRAWS_AT_ONE_STEP
         name = f"journeys-{trajectories.fingerprint[:8]}"

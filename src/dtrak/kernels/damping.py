@@ -4,7 +4,7 @@ The number of directions that a kernel keeps is its effective dimension
 
     d(λ) = Σ_r s_r / (s_r + λ)
 
-For the same model, the best λ of different objectives differ by orders of magnitude, but their d hardly differ. So the
+For the same model, the best λ of different objectives differ by orders of magnitude, but their d far less. So the
 two rules that need no search set d. `spectrum` sets it to a tenth of the number of images. `auto` sets it to the
 largest d at which the scores of two objectives agree, or for kernels of noised copies to a share of images × copies.
 """

@@ -6,7 +6,7 @@
 - generated/: pictures by seed; latents/: encoded images and prompts; features/: the stores of features
 - training.json: how long a step of training took
 - scores.npz: the last scores; attribution.json: their settings; report.html
-- benchmark/, lds/, counterfactual/, left-out/: evaluations
+- benchmark/, lds/, counterfactual/, left-out/: evaluations; retrained/: models that methods learn from
 
 `dtrak run RUN/recipe.yaml --out OTHER` makes the same run again.
 """
