@@ -21,7 +21,7 @@ from dtrak.progress import LogProgress
 
 MakeRecipe = Callable[..., Path]
 COMMANDS = [
-    *("demo", "run", "train", "generate", "attribute", "credit", "report", "serve"),
+    *("demo", "run", "train", "generate", "attribute", "credit", "index", "search", "plan", "report", "serve"),
     *("methods", "recipes", "info", "figure", "card"),
 ]
 

@@ -178,7 +178,8 @@ def attribute(
 
         where = options.chosen_device(device)
         fill_features(run_folder, (model, lora, prompt), train_source, size, scoring, shard, where)
-    elif run_folder is not None:
+        return
+    if run_folder is not None:
         if any(one is not None for one in (model, lora, prompt, train_source, size, precision, new_run)):
             raise UsageError(
                 f"give a run ({run_folder}), or --model and --train (and --lora, --prompt, --size), not both"

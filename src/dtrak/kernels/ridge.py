@@ -27,7 +27,7 @@ from dtrak.errors import DtrakError
 from dtrak.kernels.preconditioner import EVERY, Array, Rows
 
 ROWS_AT_ONCE = 32  # the float64 results for so many rows stay in the CPU's cache
-KEPT_BYTES = 1 << 30  # the coordinates e of all training images stay in memory if they take at most this
+KEPT_BYTES = 256 << 20  # the coordinates e of all training images stay in memory if they take at most this
 
 
 @dataclass(frozen=True, eq=False)
