@@ -17,6 +17,7 @@ WRITTEN = {
     "interpolation": ("interpolation.md", "interpolation-validation-10.png", "interpolation-generated-100.png"),
     "copies": ("copies.md",),
     "timesteps": ("timesteps.md",),
+    "successors": ("successors.md",),
     "mixtures": ("mixtures.md",),
     "retraining": ("retraining.md",),
     "outputs": ("outputs.md",),

@@ -135,10 +135,11 @@ def adding_rows(of: Measured) -> Iterator[tuple[str, dict[str, Any]]]:
     ways: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
         "positive scores": lambda values: values.clip(min=0) @ members,
         "all scores, then positive sums": lambda values: (values @ members).clip(min=0),
-        "the ten highest": lambda values: _highest(values, 10) @ members,
         "the ten highest, counted": lambda values: (_highest(values, 10) > 0) @ members,
         "squares of positive scores": lambda values: values.clip(min=0) ** 2 @ members,
     }
+    for count in (3, 5, 10, 20, 40, 80):
+        ways[f"the {count} highest"] = lambda values, count=count: _highest(values, count) @ members
     for name, add in ways.items():
         sums = np.asarray(add(scores.values.astype(np.float64)), dtype=np.float64)
         totals = sums.sum(1, keepdims=True)
@@ -177,6 +178,7 @@ def main() -> None:
     parser.add_argument(
         "--methods", default="random,raw-pixel-cosine,clip-cosine,gradient-cosine,trak,d-trak,step-trak"
     )
+    parser.add_argument("--parts", default="methods,adding,prompts,parameters", help="what to measure (default: all)")
     args = parser.parse_args()
     of = Measured(Run.open(args.run), args.seeds, args.run / "features" / "measured")
     parts = {
@@ -191,8 +193,8 @@ def main() -> None:
         "true shares": true_shares(of.effects).tolist(),
         "distances": of.distances.tolist(),
     }
-    for name, rows in parts.items():
-        found[name] = dict(rows())
+    for name in args.parts.split(","):
+        found[name] = dict(parts[name]())
         print(table(name, found[name]).markdown())
         args.out.write_text(json.dumps(found))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 from findings import Finding
-from study import MISSING, Array, Measured, Study
+from study import MISSING, Array, Study
 
 from dtrak.features.inputs import model_inputs
 from dtrak.features.residuals import residuals_of
@@ -13,7 +13,7 @@ from dtrak.kernels.damping import GRIDS
 from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.kernels.ridge import decompose
 from dtrak.methods import get_method
-from dtrak.tables import Entry, Table
+from dtrak.tables import Cell, Entry, Table
 
 SUCCESSORS = ("retrac", "nda", "das", "ek-fac")
 COMPARED = ("d-trak", "step-trak")
@@ -30,29 +30,23 @@ PARTS: dict[str, tuple[bool, bool, bool]] = {
 
 def successors(study: Study) -> Finding:
     """Each with λ by rule, and with the best λ in hindsight; then das part by part."""
-    rows = list[list[Entry]]()
-    for method in (*SUCCESSORS, *COMPARED):
-        cells: list[Entry] = []
-        for kind in study.query_kinds:
-            cells += _cells(study, method, kind)
-        rows.append([method, *cells])
-    heads = [f"{kind}, λ {way}" for kind in study.query_kinds for way in ("auto", "best")]
-    yield Table(["method", *heads], rows, "Successors of the paper, K = 10")
+    methods = [*SUCCESSORS, *COMPARED]
+    damped = [method for method in methods if get_method(method).damped]
+    for words, damping, asked in (("damping auto", "auto", methods), ("the best λ in hindsight", "best", damped)):
+        rows: list[list[Entry]] = [
+            [method, *(_cell(study, method, kind, damping) for kind in study.query_kinds)] for method in asked
+        ]
+        yield Table(["method", *study.query_kinds], rows, f"Successors of the paper, {words}, K = 10")
     found = study.of_copies("avg", _scores_of_parts(study), [*PARTS], timesteps=10)
     parts: list[list[Entry]] = [[part, *(found[kind][part].cell for kind in study.query_kinds)] for part in PARTS]
     yield Table(["scores", *study.query_kinds], parts, "das part by part, the best λ in hindsight")
 
 
-def _cells(study: Study, method: str, kind: str) -> list[Entry]:
-    """The LDS with λ by rule and with the best λ. A method without λ has only one."""
+def _cell(study: Study, method: str, kind: str, damping: str) -> Cell:
     checkpoints = study.checkpoints if method == "retrac" else {}
     if method == "retrac" and not checkpoints:
-        return [MISSING, MISSING]
-
-    def measured(damping: str) -> Measured:
-        return study.measure((method,), queries=kind, timesteps=10, damping=damping, **checkpoints)[method]
-
-    return [measured("auto").cell, measured("best").cell if get_method(method).damped else MISSING]
+        return MISSING
+    return study.measure((method,), queries=kind, timesteps=10, damping=damping, **checkpoints)[method].cell
 
 
 def _scores_of_parts(study: Study) -> Callable[[dict[str, Array], list[str]], dict[str, dict[str, list[Array]]]]:

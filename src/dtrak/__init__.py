@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dtrak.attribution.attributing import attribute
+    from dtrak.attribution.index import Index
     from dtrak.attribution.scores import Credit, Match, Scores
     from dtrak.images.images import Images, load_images
     from dtrak.images.objects import images_from
@@ -26,6 +27,7 @@ __all__ = [
     "Credit",
     "DiffusionModel",
     "Images",
+    "Index",
     "Match",
     "Run",
     "Scores",
@@ -42,6 +44,7 @@ _MODULE_OF = {
     "Credit": "attribution.scores",
     "DiffusionModel": "models",
     "Images": "images.images",
+    "Index": "attribution.index",
     "load_images": "images.images",
     "images_from": "images.objects",
     "load_model": "models",

@@ -65,6 +65,16 @@ def test_top_and_chosen_artists(tmp_path: Path) -> None:
     assert "ada" not in outcome.out
 
 
+def test_only_the_highest_scores_count(tmp_path: Path) -> None:
+    kept = scores().only_highest(1)
+    assert kept.values.tolist() == [[0, 0, 2, 0], [3, 0, 0, 0]]
+    assert scores().only_highest(9).values.tolist() == scores().values.tolist()
+    scores().save(tmp_path / "scores.npz")
+    outcome = dtrak("credit", "scores.npz", "--highest", "1", cwd=tmp_path)
+    assert outcome.code == 0
+    assert "100.0%" in outcome.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -15,6 +15,7 @@ from dtrak.kernels.damping import (
     Damping,
     agreed_dimension,
     bounded_agreement,
+    compared_images,
     damping_of_dimension,
     for_scaled,
     scores_of_others,
@@ -148,3 +149,16 @@ def test_scores_of_others_are_those_of_a_kernel_without_the_image_itself() -> No
     expected = (expected - expected.mean()) / np.linalg.norm(expected - expected.mean())
     np.testing.assert_allclose(np.delete(found, row), expected, rtol=1e-4, atol=1e-6)
     assert found[row] == 0
+
+
+def test_auto_compares_a_sample_of_many_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    views = noisy_views(10, 0.5, n=1500, k=60)
+    exact = agreed_dimension(*views)
+    assert compared_images(1500) == [slice(0, 1500)]
+    monkeypatch.setattr("dtrak.kernels.damping.STRETCHES", 12)
+    monkeypatch.setattr("dtrak.kernels.damping.STRETCH", 25)
+    sample = compared_images(1500)
+    assert len(sample) == 12
+    assert (sample[0].start, sample[-1].stop) == (0, 1500)
+    assert scores_of_others(views[0], np.array([3, 700]), np.array([4.0])).shape == (1, 2, 300)
+    assert agreed_dimension(*views) == pytest.approx(exact, rel=0.2)

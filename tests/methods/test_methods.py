@@ -261,7 +261,7 @@ def test_each_model_of_an_ensemble_has_a_projection_of_its_own(tmp_path: Path) -
         projection_dim=512,
         damping=f"absolute:{LAMBDA}",
     )
-    stores = [sorted((tmp_path / "cache").glob(f"subset-00{s}-seed-0-*/*")) for s in (0, 1)]
+    stores = [sorted((tmp_path / "cache").glob(f"subset-00{s}-seed-0-*/[qt]*")) for s in (0, 1)]
     assert [[path.name.split("-")[0] for path in paths] for paths in stores] == [["queries", "train"]] * 2
     features = [[FeatureStore.open(path).numpy().astype(np.float64) for path in paths] for paths in stores]
     assert not np.allclose(features[0][1], features[1][1])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dtrak import attribute
 from dtrak.errors import UsageError
 from dtrak.features.inputs import model_inputs
 from dtrak.images.images import Images
@@ -76,3 +77,14 @@ def test_run_refuses_a_prompt_that_the_images_cannot_fill(painting_recipe: Path,
     with pytest.raises(UsageError, match=r"names the column 'painter', but the images of .* have artist, caption"):
         Run.create(tmp_path / "run", load_recipe(str(tmp_path / "recipe.yaml")))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_picture_with_another_prompt_has_features_of_its_own(base: Path, paintings: Images, tmp_path: Path) -> None:
+    model, train = load_model(str(base)), paintings.first(6)
+    found = []
+    for prompt in ("a disc by anna", "", "a disc by anna"):
+        asked = replace(paintings.select([7]), columns={"prompt": np.array([prompt], dtype=object)})
+        scores = attribute(model, train, asked, "gradient-dot", timesteps=2, projection_dim=64, cache=tmp_path)
+        found.append(scores.values)
+    assert not np.allclose(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])

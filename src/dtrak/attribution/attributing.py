@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeVar, overload
 
+from dtrak.attribution.asked import remember
 from dtrak.attribution.preparing import ChosenParameters, Data, Model, opened, pattern_of, prepare
 from dtrak.attribution.scores import Scores
-from dtrak.attribution.scoring import score
+from dtrak.attribution.scoring import score, strongest
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.features.encoders import ENCODERS, LoadEncoder
@@ -17,6 +18,7 @@ from dtrak.gradients.objectives import OBJECTIVES, Objective
 from dtrak.gradients.projecting import PROJECTIONS
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
+from dtrak.limits import check_number
 from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
 from dtrak.registry import Registry
 
@@ -58,6 +60,7 @@ def attribute(  # a name is a sequence as well; the first overload counts
     ddim_steps: int = ...,
     guidance: float | None = ...,
     latents: str | Path | None = ...,
+    top: int | None = ...,
     cache: str | Path | None = ...,
     device: str | None = ...,
     engine: Engine | None = ...,
@@ -99,6 +102,7 @@ def attribute(
     ddim_steps: int = ...,
     guidance: float | None = ...,
     latents: str | Path | None = ...,
+    top: int | None = ...,
     cache: str | Path | None = ...,
     device: str | None = ...,
     engine: Engine | None = ...,
@@ -139,6 +143,7 @@ def attribute(
     ddim_steps: int = 50,
     guidance: float | None = None,
     latents: str | Path | None = None,
+    top: int | None = None,
     cache: str | Path | None = None,
     device: str | None = None,
     engine: Engine | None = None,
@@ -152,6 +157,9 @@ def attribute(
     in `PROJECTIONS` and `ENCODERS`. `parameters` is a regular expression, a list of names, or a function of a name and
     its parameter. `damping` is "auto", "spectrum", a fraction of the mean eigenvalue of
     ΦΦᵀ, or "absolute:λ" (see `dtrak.kernels.damping`).
+
+    With `top`, the scores hold only so many of the highest and of the lowest ones of each query, for large training
+    sets; credit is still computed from the scores of all images.
 
     `cache` is a folder that keeps the features: the next call with the same training images computes only the features
     of its queries. An `engine` computes gradients on its workers (see `dtrak.engines`). `Settings` explains the others.
@@ -202,7 +210,9 @@ def attribute(
         raise UsageError(f"method {method!r}: give a name from `dtrak methods`, a Method, or a list of these")
     chosen = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
     names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in chosen]
-    scores = attribute_with(model, train, queries, names, settings, cache=cache, device=device, engine=engine)
+    scores = attribute_with(model, train, queries, names, settings, top=top, cache=cache, device=device, engine=engine)
+    if cache is not None and isinstance(model, str | Path) and isinstance(train, str | Path):
+        remember(Path(cache), (str(model), None, None), str(train), None, names, settings)
     return scores if several or names == [EVERY_METHOD] else scores[names[0]]
 
 
@@ -213,15 +223,20 @@ def attribute_with(
     methods: Sequence[str],
     settings: Settings,
     *,
+    top: int | None = None,
     cache: str | Path | None = None,
     device: str | None = None,
     engine: Engine | None = None,
 ) -> dict[str, Scores]:
     """Do the same as `attribute` with one settings object and methods by name. Return the scores by method."""
     damping = Damping.parse(settings.damping)
+    if top is not None:
+        check_number("top", top)
     with kept_until_done(_path(cache)) as folder:
         task, chosen = prepare(model, train, queries, methods, settings, folder, device, engine)
-        return {one.name: score(task, one, damping) for one in chosen}
+        if top is None:
+            return {one.name: score(task, one, damping) for one in chosen}
+        return {one.name: strongest(task, one, damping, top) for one in chosen}
 
 
 def _name(registry: Registry[Registered], given: str | Registered) -> str:

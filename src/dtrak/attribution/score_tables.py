@@ -23,16 +23,16 @@ def frame(scores: "Scores", top: int | None) -> "pandas.DataFrame":
     """Return the lines of a table, the strongest `top` images of each query first."""
     import pandas
 
-    order = np.argsort(-scores.values, axis=1, kind="stable")[:, :top]  # [Q, top]
-    queries, ranks = np.indices(order.shape)
-    flat = order.ravel()
+    order = scores.order(top)  # [Q, top]
+    queries, ranks = (one.ravel() for one in np.indices(order.shape))
+    at = order.ravel() if scores.held is None else (queries, order.ravel())
     return pandas.DataFrame(
         {
-            "query": _texts(scores.query_ids, readable)[queries.ravel()],
-            "rank": ranks.ravel() + 1,
-            "train": _texts(scores.train_ids, readable)[flat],
-            "score": scores.values[queries.ravel(), flat],
-            **{_head(name): _texts(column, readable)[flat] for name, column in scores.columns.items()},
+            "query": _texts(scores.query_ids, readable)[queries],
+            "rank": ranks + 1,
+            "train": _texts(scores.train_ids, readable)[at],
+            "score": scores.values[queries, order.ravel()],
+            **{_head(name): _texts(column, readable)[at] for name, column in scores.columns.items()},
         }
     )
 
@@ -50,7 +50,9 @@ def csv_text(scores: "Scores", top: int | None, header: bool, with_method: bool)
         table = table.assign(damping=float(f"{scores.damping.relative:.6g}"))
     if with_method:
         table = table.assign(method=harmless(scores.method))
-    texts = [one for array in (safe.train_ids, safe.query_ids, *safe.columns.values()) for one in array.tolist()]
+    texts = [
+        one for array in (safe.train_ids, safe.query_ids, *safe.columns.values()) for one in array.ravel().tolist()
+    ]
     how = quoting(str(one) for one in [*texts, *safe.columns])
     return str(table.to_csv(index=False, header=header, quoting=how))
 
@@ -64,4 +66,5 @@ def _texts(array: NDArray[Any], change: Callable[[str], str]) -> NDArray[Any]:
     """Return the array with every text changed."""
     if array.dtype.kind not in "OU":
         return array
-    return np.fromiter((change(one) if isinstance(one, str) else one for one in array.tolist()), dtype=np.object_)
+    changed = (change(one) if isinstance(one, str) else one for one in array.ravel().tolist())
+    return np.fromiter(changed, dtype=np.object_).reshape(array.shape)

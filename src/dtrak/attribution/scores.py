@@ -3,6 +3,9 @@
 On disk, scores are an .npz file with `values`, `train_ids` and `query_ids`. It also has the columns of the training
 images as `train_column.NAME`, so that credit can be computed later, `self_influence` if the method has it, and the λ
 that was used as `damping` (relative, absolute, directions kept, rank) with its `damping_rule`.
+
+Scores may hold only the strongest images of each query. Then `values`, `train_ids` and columns are [Q, H], the highest
+score first, and `positions` [Q, H] are the images' places among all `images`.
 """
 
 import io
@@ -16,6 +19,8 @@ from numpy.typing import NDArray
 
 from dtrak.attribution import score_tables as tables
 from dtrak.attribution import showing
+from dtrak.attribution.held import MOST_GROUPS, Groups, Held, grouped, held_arrays
+from dtrak.attribution.score_arrays import fields_by_method
 from dtrak.attribution.score_tables import COLUMN
 from dtrak.attribution.used_damping import UsedDamping
 from dtrak.errors import DtrakError, UsageError
@@ -73,6 +78,12 @@ class Scores:
     damping: UsedDamping | None = None  # the λ that was used; None if the method has none, or if it is not known
     train: "Images | None" = None  # the images themselves, for figures; a file of scores does not have them
     queries: "Images | None" = None
+    held: Held | None = None  # if only the strongest are held: values, train_ids and columns are [Q, H]
+
+    @property
+    def images(self) -> int:
+        """Return N, how many training images were scored."""
+        return len(self.train_ids) if self.held is None else self.held.images
 
     def __repr__(self) -> str:
         return showing.text(self)
@@ -82,12 +93,11 @@ class Scores:
 
     def only(self, count: int) -> "Scores":
         """Return the scores of the first `count` queries."""
-        return replace(self, values=self.values[:count], query_ids=self.query_ids[:count])
+        return self.of_queries(range(len(self.values))[:count])
 
     def one(self, place: int) -> "Scores":
         """Return the scores of one query, by its place."""
-        chosen = slice(place, place + 1)
-        return replace(self, values=self.values[chosen], query_ids=self.query_ids[chosen])
+        return self.of_queries([place])
 
     def plot(
         self,
@@ -128,27 +138,39 @@ class Scores:
         return showing.plot_self_influence(self, each, classes, least, train)
 
     def top(self, count: int = 5) -> list[list[Match]]:
-        """Return the `count` strongest proponents of each query, the strongest first.
+        """Return the `count` strongest proponents of each query, the strongest first. Only held ones are returned.
 
         >>> import dtrak
         >>> first = dtrak.Scores.load("runs/digits/scores.npz").top(5)[0]
         >>> first[0].score > first[1].score > 0
         True
         """
-        return self._ranked(-self.values, count)
+        return self._matches(self.order(count))
 
     def bottom(self, count: int = 3) -> list[list[Match]]:
-        """Return the `count` strongest opponents of each query, the strongest first."""
-        return self._ranked(self.values, count)
+        """Return the `count` strongest opponents of each query, the strongest first. Only held ones are returned."""
+        return self._matches(self.order(count, lowest=True))
 
-    def _ranked(self, keys: NDArray[np.float32], count: int) -> list[list[Match]]:
-        order = np.argsort(keys, axis=1, kind="stable")[:, :count]
-        return [[self.match(int(n), float(self.values[query, n])) for n in row] for query, row in enumerate(order)]
+    def order(self, count: int | None, lowest: bool = False) -> NDArray[np.int64]:
+        """Return the places in `values` of the `count` strongest, [Q, count]."""
+        if self.held is None:
+            return np.asarray(np.argsort(self.values if lowest else -self.values, axis=1, kind="stable")[:, :count])
+        each = self.held.each if self.held.has_lowest or not lowest else 0
+        places = np.arange(self.values.shape[1])[:: -1 if lowest else 1][:each][:count]
+        return np.tile(places, (len(self.values), 1))
 
-    def match(self, n: int, score: float) -> Match:
-        """Return the training image with index n, with a score."""
-        columns = {name: values[n : n + 1].tolist()[0] for name, values in self.columns.items()}
-        return Match(self.train_ids[n].item(), score, n, columns)
+    def _matches(self, order: NDArray[np.int64]) -> list[list[Match]]:
+        return [
+            [self.match(int(place), float(self.values[query, place]), query) for place in row]
+            for query, row in enumerate(order)
+        ]
+
+    def match(self, place: int, score: float, query: int = 0) -> Match:
+        """Return a training image with a score: the one at this place, of a query if only the strongest are held."""
+        at = slice(place, place + 1) if self.held is None else (query, slice(place, place + 1))
+        columns = {name: values[at].tolist()[0] for name, values in self.columns.items()}
+        position = place if self.held is None else int(self.held.positions[query, place])
+        return Match(self.train_ids[at].tolist()[0], score, position, columns)
 
     def credit(self, by: str, resamples: int = 1000) -> list[Credit]:
         """Return each group's share of the positive scores, the largest first.
@@ -176,11 +198,19 @@ class Scores:
 
     def shares(self, by: str) -> tuple[NDArray[Any], NDArray[np.float64]]:
         """Return the groups [G] of the column `by`, and their shares of each query's positive scores [Q, G]."""
-        groups, membership = np.unique(self.groups(by), return_inverse=True)
-        positive = self.values.clip(min=0).astype(np.float64)
-        sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)
-        totals = sums.sum(1, keepdims=True)
-        return groups, np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
+        grouped = self._grouped(by)
+        totals = grouped.sums.sum(1, keepdims=True)
+        shares = np.divide(grouped.sums, totals, out=np.zeros_like(grouped.sums), where=totals > 0)
+        return grouped.names, shares
+
+    def only_highest(self, count: int | None) -> "Scores":
+        """Return the scores with zero for all but the `count` highest of each query; None keeps all."""
+        if count is None or count >= self.values.shape[1]:
+            return self
+        kept = np.argsort(-self.values, axis=1, kind="stable")[:, :count]
+        values = np.zeros_like(self.values)
+        np.put_along_axis(values, kept, np.take_along_axis(self.values, kept, axis=1), axis=1)
+        return replace(self, values=values)
 
     def share_intervals(self, by: str) -> NDArray[np.float64]:
         """Return the 95% interval of each query's shares, [Q, G, 2], if groups had shown other images of their own.
@@ -189,11 +219,9 @@ class Scores:
         has the variance V_g = Σ_{n in g} p_n² − S_g² / |g|. To first order, with S = Σ S_g and V = Σ V_g, the variance
         of its share is ((S − S_g)² V_g + S_g² (V − V_g)) / S⁴.
         """
-        groups, membership = np.unique(self.groups(by), return_inverse=True)
-        positive = self.values.clip(min=0).astype(np.float64)
-        of_group = membership[:, None] == np.arange(len(groups))  # [N, G]
-        sums, counts = positive @ of_group, of_group.sum(0)
-        variances = (positive**2 @ of_group - sums**2 / counts).clip(min=0)
+        grouped = self._grouped(by)
+        sums = grouped.sums
+        variances = (grouped.squares - sums**2 / grouped.sizes).clip(min=0)
         total, all_variance = sums.sum(1, keepdims=True), variances.sum(1, keepdims=True)
         spread = (total - sums) ** 2 * variances + sums**2 * (all_variance - variances)
         deviation = np.sqrt(np.divide(spread, total**4, out=np.zeros_like(spread), where=total > 0))
@@ -202,20 +230,47 @@ class Scores:
 
     def sizes(self, by: str) -> NDArray[np.int64]:
         """Return the number of training images in each of these groups, [G]."""
-        return np.unique(self.groups(by), return_counts=True)[1]
+        return self._grouped(by).sizes
+
+    def _grouped(self, by: str) -> Groups:
+        """Return the groups of the column `by` with the sums of their positive scores."""
+        column = self.groups(by)
+        if self.held is None:
+            return grouped(self.values, *np.unique(column, return_inverse=True))
+        if by not in self.held.groups:
+            raise UsageError(
+                f"only the strongest scores are held, and the column {by!r} has more than {MOST_GROUPS:,} values, too "
+                "many for the sums that credit needs: make scores without --top"
+            )
+        return self.held.groups[by]
 
     def groups(self, by: str) -> NDArray[Any]:
-        """Return the group of each training image [N], which is its value in the column `by`."""
+        """Return the group of each training image [N], or of each held one [Q, H]: its value in the column `by`."""
         if by not in self.columns:
             known = ", ".join(self.columns) or "none"
             raise UsageError(f"the training images have no column {by!r}: there is {known}")
         return plain_column(self.columns[by])
 
+    @property
+    def credit_columns(self) -> list[str]:
+        """Return the columns that credit can be computed by."""
+        return list(self.columns if self.held is None else self.held.groups)
+
+    def of_queries(self, which: Sequence[int]) -> "Scores":
+        """Return the scores of some queries alone."""
+        chosen = list(which)
+        cut = replace(self, values=self.values[chosen], query_ids=self.query_ids[chosen])
+        if self.held is None:
+            return cut
+        columns = {name: column[chosen] for name, column in self.columns.items()}
+        return replace(cut, train_ids=self.train_ids[chosen], columns=columns, held=self.held.of_queries(chosen))
+
     def to_pandas(self, top: int | None = None) -> "pandas.DataFrame":
         """Return a line for each query and training image: query, rank, train, score and the columns of the image.
 
-        The strongest image of a query comes first. `top` is the number of lines for each query; None means all N. If
-        a column of the images has the name of another column of the table, it is called train_column.NAME.
+        The strongest image of a query comes first. `top` is the number of lines for each query; None means all N, or
+        all proponents that are held. If a column of the images has the name of another column of the table, it is
+        called train_column.NAME.
         """
         return tables.frame(self, top)
 
@@ -254,16 +309,24 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
         tables = [one.csv(header=number == 0, with_method=True) for number, one in enumerate(every)]
         write_text(Path(path), "".join(tables))
         return
-    first = every[0]
+    first, held = every[0], [one.held for one in every if one.held is not None]
+
+    def joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+        return arrays[0] if len(every) == 1 else np.stack(arrays)
+
     arrays = {
-        "values": first.values if len(every) == 1 else np.stack([one.values for one in every]),
-        "train_ids": first.train_ids,
+        "values": joined([one.values for one in every]),
+        "train_ids": joined([one.train_ids for one in every]) if held else first.train_ids,
         "query_ids": first.query_ids,
         "methods": np.array([one.method for one in every]),
     }
-    arrays |= {COLUMN + name: plain_column(values) for name, values in first.columns.items()}
+    for name, values in first.columns.items():
+        arrays[COLUMN + name] = (
+            joined([plain_column(one.columns[name]) for one in every]) if held else plain_column(values)
+        )
+    arrays |= held_arrays(held) if held else {}
     if any(one.self_influence is not None for one in every):
-        unknown = np.full(len(first.train_ids), np.nan, dtype=np.float32)
+        unknown = np.full(first.images, np.nan, dtype=np.float32)
         rows = [unknown if one.self_influence is None else one.self_influence for one in every]
         arrays["self_influence"] = rows[0] if len(every) == 1 else np.stack(rows)
     if any(one.damping is not None for one in every):
@@ -284,7 +347,8 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
         if isinstance(found, np.ndarray):
             raise ValueError("it is a single array")
         with found as file:
-            scores = _by_method(dict(file))
+            found_fields = fields_by_method(dict(file))
+            scores = {method: Scores(method=method, **of_method) for method, of_method in found_fields.items()}
     except FileNotFoundError:
         raise UsageError(f"no scores at {path}") from None
     except Exception as error:  # zip and numpy raise a dozen kinds of errors for damaged files
@@ -292,50 +356,6 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
     for one in scores.values():
         _check_finite(one, str(path))
     return scores
-
-
-def _by_method(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Scores]:
-    """Return the scores that a file's arrays hold; raise a ValueError that names an array which does not fit."""
-    values, train_ids, query_ids = (_array(arrays, name) for name in ("values", "train_ids", "query_ids"))
-    methods = _array(arrays, "methods") if "methods" in arrays else np.array(["scores"])
-    columns = {name: value for name, value in arrays.items() if name.startswith(COLUMN)}
-    count, queries, train = len(np.unique(methods)), query_ids.size, train_ids.size
-    shapes: list[tuple[int, ...]] = [(queries, train)] * (count == 1) + [(count, queries, train)]
-    unknown = np.full((count, train), np.nan, dtype=np.float32)
-    itself = np.asarray(arrays.get("self_influence", unknown))
-    dampings = np.asarray(arrays.get("damping", np.full((count, 4), np.nan)))
-    rules = np.asarray(arrays.get("damping_rule", np.full(count, "")))
-    wanted: dict[str, tuple[NDArray[Any], str, list[tuple[int, ...]]]] = {
-        "values": (values, "f", shapes),
-        "train_ids": (train_ids, "iuU", [(train,)]),
-        "query_ids": (query_ids, "iuU", [(queries,)]),
-        "methods": (methods, "U", [(count,)]),
-        "self_influence": (itself, "f", [(train,)] * (count == 1) + [(count, train)]),
-        "damping": (dampings, "f", [(count, 4)]),
-        "damping_rule": (rules, "U", [(count,)]),
-        **{name: (column, "biufcSUmM", [(train,)]) for name, column in columns.items()},
-    }
-    for name, (array, kinds, right) in wanted.items():
-        if array.dtype.kind not in kinds or array.shape not in right or array.size == 0:
-            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, which does not fit the other arrays")
-    plain = {name.removeprefix(COLUMN): column for name, column in columns.items()}
-    on_itself = [None if np.isnan(row).all() else row for row in itself.reshape(count, train)]
-    used = [
-        UsedDamping(rule, row[0], row[1], row[2], int(row[3])) if rule and np.isfinite(row).all() else None
-        for rule, row in zip(rules.tolist(), dampings.tolist(), strict=True)
-    ]
-    return {
-        method: Scores(of_method, train_ids, query_ids, method, plain, own, damping)
-        for method, of_method, own, damping in zip(
-            methods.tolist(), values.reshape(count, queries, train), on_itself, used, strict=True
-        )
-    }
-
-
-def _array(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
-    if name not in arrays:
-        raise ValueError(f"it has no array {name!r}")
-    return np.asarray(arrays[name])
 
 
 def _check_finite(scores: Scores, what: str) -> None:
@@ -353,7 +373,8 @@ def refuse_not_finite(
     """Refuse scores [Q, N] that are not finite, and name the first one. The message begins with `what`."""
     if not np.isfinite(values).all():
         query, image = np.argwhere(~np.isfinite(values))[0]
+        name = train_ids[image] if train_ids.ndim == 1 else train_ids[query, image]
         raise DtrakError(
-            f"{what}: {method} scores training image {train_ids[image]} for the query {query_ids[query]} with "
+            f"{what}: {method} scores training image {name} for the query {query_ids[query]} with "
             f"{values[query, image]}, which is no score"
         )

@@ -19,7 +19,7 @@ SHOWN_QUERIES, SHOWN_MATCHES, SHOWN_GROUPS = 3, 6, 8  # in a notebook
 
 def text(scores: "Scores") -> str:
     """Describe scores in a few lines."""
-    count, total = scores.values.shape
+    count, total = len(scores.values), scores.images
     lines = [f"Scores by {scores.method}: {count:,} queries × {total:,} training images"]
     if scores.damping is not None:
         lines.append(f"damping {scores.damping}")
@@ -40,7 +40,7 @@ def html(scores: "Scores") -> str:
         cells = [_picture(scores.queries, place, [f"query {scores.query_ids[place]}"])]
         cells += [_picture(scores.train, one.position, _lines(one)) for one in matches]
         parts.append(row(cells))
-    count, total = scores.values.shape
+    count, total = len(scores.values), scores.images
     heads = [f"{scores.method}: {count:,} queries × {total:,} training images"]
     heads += [] if scores.damping is None else [f"damping {scores.damping}"]
     page = part(", ".join(heads), *parts)
@@ -74,7 +74,7 @@ def plot_credit(scores: "Scores", by: str, groups: int) -> "PaperFigure":
     from dtrak.figures import credit
 
     names = scores.shares(by)[0].tolist()
-    of_training = dict(zip(names, (scores.sizes(by) / len(scores.train_ids)).tolist(), strict=True))
+    of_training = dict(zip(names, (scores.sizes(by) / scores.images).tolist(), strict=True))
     return credit(scores.credit(by), of_training, groups)
 
 
@@ -93,6 +93,8 @@ def images(scores: "Scores", train: "Images | None") -> "Images":
     given = train if train is not None else scores.train
     if given is None:
         raise UsageError("these scores were read from a file, which has no images: give train=…")
+    if scores.held is not None:
+        return given  # matches have positions among all images
     return given.select(given.positions(scores.train_ids, "the scores"))
 
 

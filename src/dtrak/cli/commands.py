@@ -18,6 +18,8 @@ from dtrak.cli import evaluate, look, options
 from dtrak.cli.credit import credit
 from dtrak.cli.endings import INTERRUPTED, ended_by
 from dtrak.cli.help import GroupedCommand
+from dtrak.cli.index import index, search
+from dtrak.cli.plan import plan
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
 from dtrak.printing import show, tell
@@ -76,9 +78,9 @@ def run(
     loaded = load_recipe(recipe, scale, options.recipe_changes(train_source, validation, base))
     folder = out or loaded.folder
     if dry_run:
-        from dtrak.evaluation.planning import plan
+        from dtrak.evaluation.planning import plan as plan_of
 
-        show(plan(loaded, folder, options.chosen_device(device)))
+        show(plan_of(loaded, folder, options.chosen_device(device)))
         return
 
     from dtrak.cli.whole_run import run_all
@@ -159,6 +161,8 @@ def attribute(
     new_run: options.RunOfModel = None,
     checkpoint: options.Checkpoint = None,
     damping: options.Damping = None,
+    top: options.Top = None,
+    shard: options.Shard = None,
     device: options.Device = None,
 ) -> None:
     """Score every training image for every picture.
@@ -168,8 +172,13 @@ def attribute(
 
     IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
     """
-    scoring = scoring.asking_for(method, damping)
-    if run_folder is not None:
+    scoring = scoring.asking_for(method, damping, top)
+    if shard is not None:
+        from dtrak.cli.share import fill_features
+
+        where = options.chosen_device(device)
+        fill_features(run_folder, (model, lora, prompt), train_source, size, scoring, shard, where)
+    elif run_folder is not None:
         if any(one is not None for one in (model, lora, prompt, train_source, size, precision, new_run)):
             raise UsageError(
                 f"give a run ({run_folder}), or --model and --train (and --lora, --prompt, --size), not both"
@@ -214,13 +223,16 @@ def _attribute_run(
 
     settings, chosen = scoring.settings(settings_of(opened)), options.chosen_device(device)
     asked = (opened, checkpoint or opened.model(), source, methods, settings)
-    scores = attribute_run(*asked, cache=scoring.cache, device=chosen, engine=scoring.engine)
+    scores = attribute_run(*asked, top=scoring.top, cache=scoring.cache, device=chosen, engine=scoring.engine)
     if out != own:
         save_scores(out, scores)
     tell("The scores", out)
 
 
 app.command(cls=GroupedCommand)(credit)
+app.command(cls=GroupedCommand)(index)
+app.command(cls=GroupedCommand)(search)
+app.command(cls=GroupedCommand)(plan)
 
 
 @app.command(cls=GroupedCommand)

@@ -28,6 +28,15 @@ Top = Annotated[
         metavar="N", parser=whole_number(1, MOST["count"]), help="How many groups, the largest.", show_default="all"
     ),
 ]
+Highest = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole_number(1, MOST["count"]),
+        help="Count only each picture's N highest scores.",
+        show_default="all positive scores",
+    ),
+]
 CreditFile = Annotated[
     Path | None,
     typer.Option(
@@ -40,7 +49,12 @@ CreditFile = Annotated[
 
 
 def credit(
-    scores: ScoresOrRun, by: By = "artist", method: OneMethod = None, top: Top = None, out: CreditFile = None
+    scores: ScoresOrRun,
+    by: By = "artist",
+    method: OneMethod = None,
+    highest: Highest = None,
+    top: Top = None,
+    out: CreditFile = None,
 ) -> None:
     """Give artists their share of the credit.
 
@@ -56,7 +70,7 @@ def credit(
     if out is not None:
         check_table_path(out)
         check_writable(out)
-    together, with_each = credit_tables(Scores.load(_file(scores), method), column, only, top)
+    together, with_each = credit_tables(Scores.load(_file(scores), method).only_highest(highest), column, only, top)
     show(together)
     if out is not None:
         write_table(with_each, out)

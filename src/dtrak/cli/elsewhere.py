@@ -35,6 +35,7 @@ def attribute_model(given: Given, out: Path | None, run: Path | None, scoring: S
         check_not_read(out, given.train, given.queries, given.model, given.lora)
         check_writable(out)
 
+    from dtrak.attribution.asked import remember
     from dtrak.attribution.attributing import attribute_with
     from dtrak.attribution.preparing import fitting_images
     from dtrak.attribution.scores import save_scores
@@ -49,9 +50,8 @@ def attribute_model(given: Given, out: Path | None, run: Path | None, scoring: S
 
         made = run_elsewhere(run, model, (given.model, given.lora, given.prompt), given.train, size)
         fitted = model.fitted_to(train.shape)
-        scores = attribute_run(
-            made, fitted, given.queries, methods, settings, cache=scoring.cache, device=chosen, engine=engine
-        )
+        asked = (made, fitted, given.queries, methods, settings)
+        scores = attribute_run(*asked, top=scoring.top, cache=scoring.cache, device=chosen, engine=engine)
         tell("The run", run)
         if out is None:
             return
@@ -59,8 +59,11 @@ def attribute_model(given: Given, out: Path | None, run: Path | None, scoring: S
         assert out is not None
         queries, _ = fitting_images(given.queries, model.fitted_to(train.shape), given.size)
         with kept_until_done(scoring.cache, out) as cache:
-            scores = attribute_with(model, train, queries, methods, settings, cache=cache, device=chosen, engine=engine)
+            asked_of = (model, train, queries, methods, settings)
+            scores = attribute_with(*asked_of, top=scoring.top, cache=cache, device=chosen, engine=engine)
             save_scores(out, scores)
+            if scoring.cache is not None:
+                remember(cache, (given.model, given.lora, given.prompt), given.train, size, methods, settings)
             tell("The scores", out)
             return
     save_scores(out, scores)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dtrak.cli import options, options_evaluate
+from dtrak.cli.credit import Highest
 from dtrak.cli.help import GroupedCommand
 from dtrak.cli.scoring import Address, EngineName, Scoring, Workers, engine_of, with_scoring
 from dtrak.errors import UsageError
@@ -201,6 +202,7 @@ def credit(
     by: options_evaluate.LeftOutBy = "artist",
     queries: options_evaluate.QueryKind = "generated",
     method: options.Method = None,
+    highest: Highest = None,
     seeds: options_evaluate.Seeds = None,
     damping: options.Damping = None,
     out: options_evaluate.CreditFile = None,
@@ -241,6 +243,7 @@ def credit(
         retraining,
         scoring.engine or make_engine("pool"),
         options.chosen_device(device),
+        highest=highest,
         cache=scoring.cache,
         gradient_engine=scoring.engine,
     )

@@ -230,6 +230,22 @@ Damping = Annotated[
         show_default="auto",
     ),
 ]
+Top = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole_number(1, MOST["top"]),
+        help="Keep only the N strongest training images of each picture; a .csv file has N lines for each.",
+        show_default="all",
+    ),
+]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="I/COUNT",
+        help="Only compute this share of the features of training images, such as 3/64, and score nothing.",
+    ),
+]
 Cache = Annotated[
     Path | None,
     typer.Option(

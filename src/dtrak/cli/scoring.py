@@ -48,11 +48,12 @@ class Scoring:
     methods: str | None = None
     cache: Path | None = None
     engine: "Engine | None" = None
+    top: int | None = None  # how many of the strongest training images are kept; None means all
 
-    def asking_for(self, methods: str | None, damping: str | None) -> "Scoring":
+    def asking_for(self, methods: str | None, damping: str | None, top: int | None = None) -> "Scoring":
         """Return the same with the options that each command declares in its own way."""
         more = {} if damping is None else {"damping": damping}
-        return replace(self, methods=methods, typed=self.typed | more)
+        return replace(self, methods=methods, typed=self.typed | more, top=top)
 
     def settings(self, usual: Settings | None = None) -> Settings:
         """Return the usual settings, with those replaced that were typed."""

@@ -231,10 +231,10 @@ def _write_model_and_images(folder: Path, run: Run, sets: Mapping[str, ModelInpu
             shutil.copytree(run.folder / "model", temporary, dirs_exist_ok=True)
     for name, inputs in sets.items():
         if not (folder / f"{name}.npz").exists():
-            write_bytes(folder / f"{name}.npz", as_npz(_as_arrays(inputs)))
+            write_bytes(folder / f"{name}.npz", as_npz(as_arrays(inputs)))
 
 
-def _as_arrays(inputs: ModelInputs) -> Arrays:
+def as_arrays(inputs: ModelInputs) -> Arrays:
     """Return the images as the arrays that `load_images` reads from an .npz file."""
     images = inputs.images
     arrays: Arrays = {"images": images.pixels(range(len(images)))}

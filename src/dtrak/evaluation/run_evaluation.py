@@ -93,15 +93,16 @@ def credit_run(
     engine: Engine,
     device: str,
     *,
+    highest: int | None = None,
     cache: Path | None = None,
     gradient_engine: Engine | None = None,
 ) -> CreditComparison:
-    """Compare the methods' credit by a column with trainings that leave each of its groups out."""
+    """Compare the methods' credit by a column, from all or the `highest` scores, with trainings without each group."""
     queries = queries_of(run, retraining)
     left_out = leave_groups_out(run, by, retraining, engine, queries, device)
     damping, model = Damping.parse(settings.damping), run.model().to(device)
     task, chosen = prepare_run(run, model, queries[kind], methods, settings, cache, gradient_engine)
-    credit = {one.name: score(task, one, damping).shares(by)[1] for one in chosen}
+    credit = {one.name: score(task, one, damping).only_highest(highest).shares(by)[1] for one in chosen}
     return compare_credit(credit, left_out, kind)
 
 

@@ -38,23 +38,28 @@ def residuals_of(
 
 
 def _residuals(model: DiffusionModel, images: ModelInputs, copies: Copies, autocast: bool) -> NDArray[np.float32]:
-    t = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
-    step = min(MOST_COPIES, copies_that_fit(activation_bytes(model, images.condition([0])), total_memory(model.device)))
-    found = torch.empty(len(images), len(t))
+    device, t = model.device, torch.tensor([timestep for timestep, _ in copies.pairs()])
+    fitting = copies_that_fit(activation_bytes(model, images.condition([0])), total_memory(device))
+    step = min(MOST_COPIES, fitting)
+    at_once = max(1, step // len(t))  # images
+    found = []
     was_training = model.network.training
     model.network.eval()
     with progress_bar("residuals", len(images), "images") as advance:
-        for row, id_ in enumerate(images.ids.tolist()):
-            noises = copies.noises(model.shape, None if copies.noise == "shared" else id_)
-            clean, condition = images.tensor([row]), moved(images.condition([row]), model.device)
-            for start in range(0, len(t), step):
-                part = slice(start, start + step)
-                noise, own = noises[part].to(model.device), clean.expand_as(noises[part]).to(model.device)
-                with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
-                    noised = model.add_noise(own, noise, t[part])
-                    predicted = model.predict_target(noised, t[part], repeated(condition, len(own))).float()
-                errors = predicted - model.target(own, noise, t[part])
-                found[row, part] = errors.square().flatten(1).mean(1).sqrt().nan_to_num(0, 0).cpu()
-            advance(1)
+        for start in range(0, len(images), at_once):
+            rows = list(range(start, min(start + at_once, len(images))))
+            own = images.ids[rows].tolist() if copies.noise == "per-image" else [None] * len(rows)
+            noises = torch.cat([copies.noises(model.shape, image) for image in own])  # [images · copies, …]
+            clean = images.tensor(rows).repeat_interleave(len(t), 0)
+            condition = repeated(images.condition(rows), len(t))
+            for first in range(0, len(noises), step):
+                part = slice(first, first + step)
+                some, steps = {name: value[part] for name, value in condition.items()}, t.repeat(len(rows))[part]
+                inputs = clean[part].to(device), noises[part].to(device), steps.to(device)
+                with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                    predicted = model.predict_target(model.add_noise(*inputs), inputs[2], moved(some, device)).float()
+                errors = predicted - model.target(*inputs)
+                found.append(errors.square().flatten(1).mean(1).sqrt().nan_to_num(0, 0).cpu())
+            advance(len(rows))
     model.network.train(was_training)
-    return found.numpy()
+    return torch.cat(found).view(len(images), len(t)).numpy()

@@ -59,7 +59,7 @@ def proponents_and_opponents(
     unknown = [str(id_) for id_ in queries.ids if str(id_) not in places]
     if unknown:
         raise UsageError(f"there are no scores of {unknown[0]} from {queries.source}")
-    images = train.select(train.positions(first.train_ids, "the scores"))
+    images = train if first.held is not None else train.select(train.positions(first.train_ids, "the scores"))
     cell = partial(_cell, images, format_score=number)
     ranked = {name: list(zip(one.top(top), one.bottom(bottom), strict=True)) for name, one in by_method.items()}
     rows = [

@@ -24,7 +24,7 @@ from dtrak.gradients.projections import Projection
 from dtrak.gradients.sharing import OWN, SHARED, Places, parse_sharing
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
-from dtrak.models.memory import copies_that_fit, total_memory
+from dtrak.models.memory import copies_that_fit, recomputes, total_memory
 from dtrak.noise import gaussian
 
 Id = str | int
@@ -92,6 +92,8 @@ class Featurizer:
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
         self._shared_noise = copies.noises(model.shape) if copies.noise == SHARED else None
         per_copy = activation_bytes(model, condition)
+        if recomputes(model, per_copy, total_memory(model.device)):
+            per_copy = activation_bytes(model, condition)
         self.copies_at_once = copies_that_fit(per_copy, total_memory(model.device))
         self.batch_size = self._choose_batch_size(per_copy, batch_size)
         self.follows_layers = self.batch_size > 1 or apart or projection.has_shortcuts

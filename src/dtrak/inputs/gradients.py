@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dtrak.errors import UsageError
 from dtrak.features.store import Cost, FeatureStore
 from dtrak.inputs.arrays import TrainingKernel, Vectors
+from dtrak.inputs.keeping import kept_fit, kept_pooled
 from dtrak.inputs.needs import GradientKind, GradientUse, Models
 from dtrak.inputs.outcomes import benchmark_of
 from dtrak.inputs.task import Source, Task
-from dtrak.kernels import PRECONDITIONERS
 from dtrak.kernels.copies import CopyFeatures, OneCopy
 from dtrak.kernels.damping import bounded_agreement, compared_objective, share_of_rows
-from dtrak.kernels.pooled import fit_pooled
+from dtrak.kernels.kept import KeptFit
 from dtrak.kernels.preconditioner import Preconditioner
 from dtrak.kernels.ridge import decompose
 from dtrak.noise import stable_hash
@@ -127,16 +128,19 @@ class Gradients(Source):
     def _training(self, task: Task, train: Stores, objective: str, first: TrainingKernel | None) -> TrainingKernel:
         """Return the kernel of an objective. It is kept if there is one model; several could fill the memory."""
 
+        fits = {of: kept_fit(self.preconditioner, store) for of, store in train.items()}
+
         def kernel(of: str) -> Preconditioner:
-            fit = partial(PRECONDITIONERS.choose(self.preconditioner), train[of])
             key = ("kernel", self.preconditioner, of)
-            return task.once_for_training(key, fit) if self.models == "final" else fit()
+            return task.once_for_training(key, fits[of]) if self.models == "final" else fits[of]()
 
         def make() -> TrainingKernel:
             other = compared_objective(objective)
             compares = first is None and other in train
             automatic = partial(bounded_agreement, compared=partial(kernel, other)) if compares else None
-            return TrainingKernel(partial(kernel, objective), automatic, first)
+            kept = {of: fit if isinstance(fit, KeptFit) else None for of, fit in fits.items()}
+            compared = kept[other] if compares else None if first is None else first.kept
+            return TrainingKernel(partial(kernel, objective), automatic, first, kept[objective], compared)
 
         if self.models != "final":
             return make()
@@ -160,7 +164,8 @@ class Gradients(Source):
         copies, _ = features.shape
 
         def make() -> TrainingKernel:
-            return TrainingKernel(partial(fit_pooled, features, scored), partial(share_of_rows, copies=copies))
+            fit = kept_pooled([stores[one] for one in objectives], features, scored)
+            return TrainingKernel(fit, partial(share_of_rows, copies=copies), kept=fit)
 
         key = ("pooled kernel", objectives, settings.length, settings.copies)
         fitted = task.once_for_training(key, make) if self.models == "final" else make()
@@ -210,6 +215,43 @@ def _trajectories(task: Task) -> "Trajectories":
     return task.once("trajectories", make)
 
 
+def with_stores(task: Task, source: Gradients, folder: Path) -> Task:
+    """Return the task with the features of training images that a folder has; the images themselves are not needed."""
+    suffix = "-copies" if source.apart else ""
+    stores = {one: FeatureStore.open(folder / f"train-{one}{suffix}") for one in task.needed[source.kind].train}
+    for store in stores.values():
+        if missing := len(store.missing()):
+            raise UsageError(
+                f"{store.folder} is not complete: {missing:,} of {len(store.shards):,} files of features are missing "
+                "or damaged; run the command that makes these features again"
+            )
+    return replace(task, _of_training={"inputs": None, ("train", source.kind, 0): stores})
+
+
+@dataclass(frozen=True)
+class NoQueries:
+    """Stands for the features of queries where only those of training images are needed."""
+
+    shape: tuple[int, ...]
+
+    def numpy(self) -> NDArray[np.float32]:
+        return np.zeros((1, *self.shape), dtype=np.float32)
+
+
+def without_queries(task: Task, source: Gradients) -> Task:
+    """Return the task with zeros as the features of one query, so that no model is needed."""
+    stores = train_stores(task, source.kind, 0)
+    nothing = {one: NoQueries(store.manifest.shape) for one, store in stores.items()}
+    return replace(task, _made={("queries", source.kind, 0, source.along_trajectory): nothing})
+
+
+def fill_share(task: Task) -> None:
+    """Compute the task's share of all features of training images that its methods need, and nothing else."""
+    for kind in task.needed:
+        for member in range(len(members(task, kind.models))):
+            train_stores(task, kind, member)
+
+
 def train_stores(task: Task, kind: GradientKind, member: int) -> Stores:
     """Return the features of the training images, computed with one model, for all methods that need them."""
     make = partial(_featurize, task, kind, member, task.train_inputs, task.needed[kind].train, task.folder, "train")
@@ -222,7 +264,7 @@ def query_stores(task: Task, kind: GradientKind, member: int, along_trajectory: 
 
     def make() -> Stores:
         if not along_trajectory:
-            name = f"queries-{task.queries.fingerprint[:8]}"
+            name = f"queries-{task.query_inputs.fingerprint[:8]}"  # other prompts, other features
             return _featurize(task, kind, member, task.query_inputs, needed.queries, folder, name)
         trajectories, draws = _trajectories(task), None if task.settings.step is None else DRAWS_AT_ONE_STEP
         name = f"journeys-{trajectories.fingerprint[:8]}"
@@ -254,7 +296,8 @@ def _featurize(
         settings = replace(settings, draws=draws)
     if kind.whole:
         settings, folder = replace(settings, projection="identity"), folder / "whole"
-    return featurize(model, images, objectives, settings, folder, name, task.engine, apart=kind.apart)
+    share = task.share if name == "train" else None
+    return featurize(model, images, objectives, settings, folder, name, task.engine, apart=kind.apart, share=share)
 
 
 def _loaded(task: Task, path: Path) -> "DiffusionModel":

@@ -1,6 +1,6 @@
 """Take the images as they are: their pixels in [−1, 1], or their latents if the model works on latents."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,9 @@ class InputRows:
         for start in range(0, len(wanted), IMAGES_AT_ONCE):
             rows = wanted[start : start + IMAGES_AT_ONCE]
             yield rows, self.images.tensor(rows).flatten(1)
+
+    def at(self, rows: Sequence[int]) -> Tensor:
+        return self.images.tensor(rows).flatten(1)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,11 @@ class Settings(FeatureSettings):
     checkpoint_count: Annotated[int, Option("N", "How many of them, evenly spaced.")] = 4
     retrained: Annotated[
         Path | None,
-        Option("FOLDER", "For ensembles, empirical-influence, datamodel: a benchmark folder.", "RUN/benchmark"),
+        Option(
+            "FOLDER",
+            "For ensembles, empirical-influence, datamodel: a benchmark folder.",
+            "RUN/retrained, else RUN/benchmark",
+        ),
     ] = None
     ensemble_size: Annotated[int, Option("S", "How many of its models an ensemble has.")] = 8
     retrained_count: Annotated[

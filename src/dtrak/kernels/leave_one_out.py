@@ -36,4 +36,4 @@ def fit_leave_one_out(features: Rows, residuals: NDArray[np.floating]) -> LeaveO
     """Fit the kernel on features Φ [N, k] and residuals [N]."""
     fitted = decompose(features)
     wide = np.asarray(residuals, dtype=np.float64)
-    return LeaveOneOutKernel(fitted.eigenvalues, fitted.train, fitted.directions, fitted.features, wide)
+    return LeaveOneOutKernel(fitted.eigenvalues, fitted.directions, fitted.dual, fitted.images, features, wide)

@@ -7,13 +7,15 @@ grow with the number of images N: training images are read from their store in b
 and their sums are float64. This changes scores by less than a thousandth of their spread.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg.blas import ssyrk
 from torch import Tensor
 
 from dtrak.kernels.copies import KEPT_BYTES, CopyFeatures
@@ -32,15 +34,25 @@ class PooledKernel:
 
     eigenvalues: Array  # s [r], positive, in rising order
     directions: NDArray[np.float32]  # V [k, r]
+    images: int  # how many training images have a feature; images that were left out have zeros and do not count
     features: CopyFeatures
+
+    @classmethod
+    def opened(cls, arrays: Mapping[str, NDArray[Any]], features: CopyFeatures) -> "PooledKernel":
+        """Return the kernel of the arrays that `arrays` gave, which scores these features of the same images."""
+        return cls(arrays["eigenvalues"], arrays["directions"], int(arrays["images"]), features)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what was fitted."""
+        return {"eigenvalues": self.eigenvalues, "directions": self.directions, "images": np.array(self.images)}
 
     def __len__(self) -> int:
         return len(self.features)
 
-    @cached_property
-    def images(self) -> int:
-        """Return how many training images have a feature. Images that were left out have zeros and do not count."""
-        return int((self.norms() > 0).sum())
+    @property
+    def basis(self) -> NDArray[np.float32]:
+        """V [k, r]."""
+        return self.directions
 
     def coordinates(self, queries: NDArray[np.float32]) -> Array:
         """Return Vᵀφ_c [Q, C, r] of the query features [Q, C, k]."""
@@ -48,8 +60,7 @@ class PooledKernel:
 
     def train_coordinates(self, rows: Sequence[int] | NDArray[np.int64]) -> Array:
         """Return Vᵀφ_c [B, C, r] of the training images `rows`."""
-        found = [block for row in rows for _, block in self.features.blocks(range(int(row), int(row) + 1))]
-        return self.coordinates(torch.cat(found).numpy())
+        return self.coordinates(self.features.at([int(row) for row in rows]).numpy())
 
     def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> NDArray[np.float32]:
         """Return τ [Q, N] for an absolute λ, from the coordinates of the queries [Q, C, r]."""
@@ -106,18 +117,20 @@ def fit_pooled(features: CopyFeatures, scored: CopyFeatures | None = None) -> Po
     """
     copies, _ = features.shape
     if features.dim <= len(features) * copies:
-        eigenvalues, directions = eigen(_gram(features), len(features) * copies)
+        gram, images = _gram(features)
+        eigenvalues, directions = eigen(gram, len(features) * copies)
     else:
-        rows = torch.cat([block.flatten(0, 1) for _, block in features.blocks()]).double().numpy()  # fewer than k rows
+        every = torch.cat([block for _, block in features.blocks()])
+        rows, images = every.flatten(0, 1).double().numpy(), int(every.flatten(1).any(1).sum())  # fewer than k rows
         eigenvalues, vectors = eigen(np.asfortranarray(rows @ rows.T), features.dim)
         directions = rows.T @ (vectors / np.sqrt(eigenvalues))
-    return PooledKernel(eigenvalues, directions.astype(np.float32), scored or features)
+    return PooledKernel(eigenvalues, directions.astype(np.float32), images, scored or features)
 
 
-def _gram(features: CopyFeatures) -> Array:
-    """Return G [k, k]."""
-    gram = np.zeros((features.dim, features.dim), order="F")
+def _gram(features: CopyFeatures) -> tuple[Array, int]:
+    """Return G [k, k], only its lower half filled, because `eigh` reads only that, and how many images are not zero."""
+    gram, images = np.zeros((features.dim, features.dim), order="F"), 0
     for _, block in features.blocks():
-        rows = block.flatten(0, 1).numpy()
-        gram += rows.T @ rows
-    return gram
+        gram += ssyrk(1.0, block.flatten(0, 1).numpy().T, lower=1)
+        images += int(block.flatten(1).any(1).sum())
+    return gram, images

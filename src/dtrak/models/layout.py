@@ -22,7 +22,7 @@ from dtrak.models.opening import PRECISIONS, on_meta, parts_of
 from dtrak.models.settings import PipelineSettings, Shape
 
 # The settings of Stable Diffusion 1 that differ from the defaults of diffusers and transformers.
-UNET: dict[str, Any] = {"cross_attention_dim": 768, "attention_head_dim": 8}
+UNET: dict[str, Any] = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}
 VAE: dict[str, Any] = {
     "down_block_types": ["DownEncoderBlock2D"] * 4,
     "up_block_types": ["UpDecoderBlock2D"] * 4,
@@ -54,7 +54,11 @@ class FusedAttention(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.scaled_dot_product_attention:
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*args[:3])[0]
+            given = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
+            query, key, value = (given[name] for name in ("query", "key", "value"))
+            shared = query.shape[1] // key.shape[1]  # heads that share keys and values
+            key, value = (one.repeat_interleave(shared, 1) if shared > 1 else one for one in (key, value))
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
         return function(*args, **(kwargs or {}))
 
 
@@ -99,9 +103,13 @@ def _pipeline(family: Any, parts: Mapping[str, Any], settings: PipelineSettings,
     add_lora(network, settings.lora, source)
     latents, condition = torch.zeros(1, *model.shape), family.shapes(network)
     text = [part for name, part in parts.items() if name.startswith("text_encoder")]
-    measured = _measured(
-        network, _count(vae) + sum(map(_count, text)), partial(model.predict, latents, _timestep(), condition)
-    )
+    forward = partial(model.predict, latents, _timestep(), condition)
+    try:
+        measured = _measured(network, _count(vae) + sum(map(_count, text)), forward)
+    except NotImplementedError:  # a network that looks at the values of a mask
+        raise UsageError(
+            f"{source}: what a {family.title} takes cannot be told from its settings alone: leave --dry-run out"
+        ) from None
     return replace(
         measured,
         latents=latents.numel(),

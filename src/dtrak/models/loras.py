@@ -60,6 +60,11 @@ def add_lora(network: nn.Module, lora: LoRA, source: str) -> None:
     except ValueError:
         names = ", ".join(lora.targets)
         raise UsageError(f"{source}: model.lora.targets: the network has no layers called {names}") from None
+    _in_float32(network)
+
+
+def _in_float32(network: nn.Module) -> None:
+    """Turn the weights of a LoRA into float32, whatever the precision of the frozen weights is."""
     for name, value in network.named_parameters():
         if LORA in name:
             value.data = value.data.float()
@@ -167,6 +172,7 @@ def load_lora(network: nn.Module, lora: str, source: str, pipeline: Any = None) 
         raise UsageError(f"the LoRA {lora!r} does not fit {source!r}: {reason[:300]}") from error
     if not any(LORA in name for name, _ in network.named_parameters()):
         raise UsageError(f"the LoRA {lora!r} has nothing for the network of {source!r}")
+    _in_float32(network)
 
 
 def touches_text(lora: str) -> bool:

@@ -15,7 +15,7 @@ class Schedule(Section):
     """The noise schedule; the fields have the names of diffusers."""
 
     num_train_timesteps: Annotated[Positive, Field(le=MOST["num_train_timesteps"])] = 1000
-    beta_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
+    beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2"] = "linear"
     beta_start: OpenFraction = 1e-4
     beta_end: OpenFraction = 0.02
     prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"

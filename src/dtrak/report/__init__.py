@@ -46,7 +46,9 @@ def write_report(run: Run) -> Path:
     scores = _scores(run, path)
     one = next(iter(scores.values()))  # all methods have scores of the same images
     pictures = run.query_images(run.located(settings["queries"]))
-    train = run.train_images.select(run.train_images.positions(one.train_ids, str(path)))
+    train = run.train_images
+    if one.held is None:
+        train = train.select(train.positions(one.train_ids, str(path)))
     if settings.get("fingerprints", [])[1:3] not in ([], [run.train_images.fingerprint, pictures.fingerprint]):
         raise UsageError(
             f"{run.folder}: its scores are of other images than it has now: run `dtrak attribute {run.folder}` again"

@@ -120,7 +120,7 @@ def _small_print(figure: PaperFigure, content: CardContent) -> None:
     words = textwrap.wrap(content.trust.replace("`", ""), 44)
     figure.text(0.05, 0.30, "\n".join(words), fontsize=7, va="top", linespacing=1.4)
     method = f"Method {scores.method}" + ("" if scores.damping is None else f", damping {scores.damping}")
-    made = f"{method}. {len(scores.train_ids):,} training images. dtrak {version('dtrak')}, {date.today().isoformat()}."
+    made = f"{method}. {scores.images:,} training images. dtrak {version('dtrak')}, {date.today().isoformat()}."
     figure.text(0.05, 0.08, WARNING, fontsize=7, color=INK, va="center")
     figure.text(0.05, 0.045, made, fontsize=7, color=FAINT, va="center")
 

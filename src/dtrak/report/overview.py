@@ -23,7 +23,7 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
         "Training": "elsewhere"
         if run.is_elsewhere
         else f"{training.epochs:,} epochs in batches of {training.batch_size:,}",
-        "Training images": f"{len(scores.train_ids):,} from {run.recipe.data.train}",
+        "Training images": f"{scores.images:,} from {run.recipe.data.train}",
         "Pictures scored": f"{len(scores.query_ids):,} from {settings['queries']}",
         "Method": ", ".join(settings["method"]),
         "Objective": settings["objective"] or "the method’s default",
@@ -62,7 +62,7 @@ def _passes(settings: Mapping[str, Any], timesteps: int, scores: Scores) -> str:
     needed = [one for kind, one in every.items() if kind.models == "final"]
     if not needed:
         return ""
-    train, queries, copies = len(scores.train_ids), len(scores.query_ids), timesteps * settings.get("draws", 1)
+    train, queries, copies = scores.images, len(scores.query_ids), timesteps * settings.get("draws", 1)
     objectives = sum(len(one.train) for one in needed)
     total = copies * (objectives * train + sum(len(one.queries) for one in needed) * queries)
     of_objectives = f", for {objectives} objectives" if objectives > 1 else ""

@@ -1,7 +1,7 @@
 """The section of pictures: each scored picture with its strongest proponents and opponents by every method."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dtrak.attribution.scores import Match, Scores
@@ -82,7 +82,7 @@ def query_section(scores: Mapping[str, Scores], pictures: Images) -> QuerySectio
         for q in range(count)
     ]
     for one in scores.values():
-        part = replace(one, values=one.values[:count], query_ids=one.query_ids[:count])
+        part = one.of_queries(range(count))
         for query, top, bottom in zip(queries, part.top(PROPONENTS), part.bottom(OPPONENTS), strict=True):
             query.by_method.append(_matches(one, query, top, bottom, column))
     classes = in_order(matches.class_ for query in queries for matches in query.by_method if matches.class_)

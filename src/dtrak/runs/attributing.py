@@ -94,11 +94,12 @@ def attribute_run(
     methods: Sequence[str],
     settings: Settings,
     *,
+    top: int | None = None,
     cache: Path | None = None,
     device: str | None = None,
     engine: Engine | None = None,
 ) -> dict[str, Scores]:
-    """Score the run's training images for some pictures.
+    """Score the run's training images for some pictures. With `top`, only the strongest of each picture are held.
 
     The run keeps the scores in scores.npz, and their settings in attribution.json, for its report. If the kept scores
     have the same settings, they are returned. If `model` is the folder of an earlier checkpoint, the run keeps only the
@@ -119,6 +120,7 @@ def attribute_run(
         "method": list(methods),
         **portable_settings(run, settings),
         "fingerprints": fingerprints,
+        "top": top,
     }
     scores_path, made_by_path = run.folder / "scores.npz", run.folder / "attribution.json"
     if made_by.items() <= (run.read_attribution() or {}).items():
@@ -127,7 +129,7 @@ def attribute_run(
     started = time.monotonic()
     folder = cache or features_folder(run, settings)
     scores = attribute_with(
-        model, train_images, query_images, methods, settings, cache=folder, device=device, engine=engine
+        model, train_images, query_images, methods, settings, top=top, cache=folder, device=device, engine=engine
     )
     if made_by_path.exists():
         write_json(made_by_path, {})  # so that it never describes other scores than those in scores.npz

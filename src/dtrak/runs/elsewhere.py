@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from dtrak.errors import UsageError
 from dtrak.files import write_json
@@ -17,6 +18,7 @@ from dtrak.models.families import FAMILIES
 from dtrak.models.pipelines import full_name
 from dtrak.runs.recipes import Recipe
 from dtrak.runs.run import ELSEWHERE, Run
+from dtrak.sections import first_mistake
 
 
 def run_elsewhere(
@@ -32,15 +34,17 @@ def run_elsewhere(
     """
     if (folder / "recipe.yaml").exists() and not (folder / ELSEWHERE).exists():
         raise UsageError(f"{folder} is a run of a recipe: give another --run")
-    recipe = Recipe.model_validate(
-        {
-            "name": folder.name or "run",
-            "summary": f"{given[1] or given[0]}, trained elsewhere",
-            "data": {"train": lasting(train), "size": size},
-            "model": settings_of(model),
-            "training": {"epochs": 1},
-        }
-    )
+    content = {
+        "name": folder.name or "run",
+        "summary": f"{given[1] or given[0]}, trained elsewhere",
+        "data": {"train": lasting(train), "size": size},
+        "model": settings_of(model),
+        "training": {"epochs": 1},
+    }
+    try:
+        recipe = Recipe.model_validate(content)
+    except ValidationError as error:
+        raise UsageError(f"{given[0]}: no recipe can describe it: {first_mistake(error)}") from None
     place = {"model": full_name(given[0]), "lora": given[1] and full_name(given[1]), "prompt": given[2]}
     run = Run.create(folder, recipe, check=False)
     write_json(folder / ELSEWHERE, place)

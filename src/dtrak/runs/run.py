@@ -6,7 +6,7 @@
 - generated/: pictures by seed; latents/: encoded images and prompts; features/: the stores of features
 - training.json: how long a step of training took
 - scores.npz: the last scores; attribution.json: their settings; report.html
-- benchmark/, lds/, counterfactual/, left-out/: evaluations
+- benchmark/, lds/, counterfactual/, left-out/: evaluations; retrained/: models that methods learn from
 
 `dtrak run RUN/recipe.yaml --out OTHER` makes the same run again.
 """
@@ -118,7 +118,9 @@ class Run:
         if made_by is None:
             raise UsageError(f"{self.folder} has no scores yet: `dtrak attribute {self.folder}` makes them")
         found = Scores.load(self.folder / "scores.npz", method)
-        train = self.train_images.select(self.train_images.positions(found.train_ids, "the scores"))
+        train = self.train_images
+        if found.held is None:
+            train = train.select(train.positions(found.train_ids, "the scores"))
         pictures = self.query_images(self.located(made_by["queries"]))
         queries = pictures.select(pictures.positions(found.query_ids, "the scores"))
         return replace(found, train=train, queries=queries)

@@ -25,7 +25,7 @@ from dtrak.files import alone_in, clear_leftovers, write_bytes, write_json
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel, new_model, save_model
 from dtrak.models.conditions import Condition, moved, selected
-from dtrak.models.memory import copies_that_fit, total_memory, training_bytes
+from dtrak.models.memory import copies_that_fit, recomputes, total_memory, training_bytes
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
 from dtrak.runs.recipes import Recipe, Training
@@ -94,6 +94,8 @@ class Trainer:
         self.settings = settings
         self.step = 0
         self.bytes_per_image = training_bytes(model, self.inputs.condition([0]))
+        if recomputes(model, self.bytes_per_image, total_memory(model.device)):
+            self.bytes_per_image = training_bytes(model, self.inputs.condition([0]))
         self.at_once = images_at_once(settings.batch_size, self.bytes_per_image, total_memory(model.device))
         self.steps_per_epoch = math.ceil(len(self.inputs) / settings.batch_size)
         self.steps = settings.epochs * self.steps_per_epoch
