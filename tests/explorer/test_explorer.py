@@ -160,7 +160,7 @@ def test_credit_is_shared_as_in_scores(server: Server, run: Path) -> None:
 def test_all_scores_of_a_set_are_one_table(server: Server) -> None:
     table = rows(server.get("scores.csv", method="d-trak", damping=0.1))
     assert Counter(row["query"] for row in table) == {f"seed-0000{seed}.png": 1000 for seed in range(4)}
-    assert list(table[0]) == ["query", "rank", "train", "score", "label"]
+    assert list(table[0]) == ["query", "rank", "train", "score", "label", "damping"]
     one = rows(server.get("scores.csv", method="d-trak", damping=0.1, query="seed-00003.png"))
     assert one == table[3000:]
 

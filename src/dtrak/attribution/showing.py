@@ -95,6 +95,8 @@ def images(scores: "Scores", train: "Images | None") -> "Images":
         raise UsageError("these scores were read from a file, which has no images: give train=…")
     if scores.held is not None:
         return given  # matches have positions among all images
+    if scores.held is not None:  # its positions are those in the training set
+        return given
     return given.select(given.positions(scores.train_ids, "the scores"))
 
 

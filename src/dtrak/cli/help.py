@@ -18,10 +18,10 @@ WHAT, HOW, RETRAINING, RUNS, OUTPUT = (
 )
 NAMES = {
     WHAT: "benchmark queries method model lora prompt train_source validation base size scale subset count seed "
-    "top by kind",
+    "top by kind highest images add",
     HOW: "damping grid output_function step encoder checkpoint precision",
     RETRAINING: "subsets fraction seeds output_timesteps output_noises validation_count keep_models remove",
-    RUNS: "device host port no_browser",
+    RUNS: "device host port no_browser shard gpus rate",
     OUTPUT: "out new_run table dry_run ready",
 }
 GROUPS = {
