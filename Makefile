@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check slow results clean
+.PHONY: demo test check slow docs dist results clean
 
 demo: .venv/installed
 	$(BIN)/dtrak demo
@@ -17,6 +17,19 @@ check: .venv/installed-dev
 
 slow: .venv/installed-dev
 	$(BIN)/pytest -m slow
+
+# The site, in build/site; it needs no network, and a broken link is an error.
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# The wheel and the sdist, in dist; the wheel is installed in a new environment and tried there.
+dist: .venv/installed-docs
+	rm -rf dist build/fresh
+	$(BIN)/python -m build --quiet
+	$(PYTHON) -m venv build/fresh
+	build/fresh/bin/pip install --quiet --constraint constraints.txt dist/*.whl
+	cd build && fresh/bin/python -c 'import dtrak; print(dtrak.__version__, dtrak.ready_run("fresh/run").scores())'
+	cd build && fresh/bin/dtrak report fresh/run && fresh/bin/dtrak card fresh/run seed-00000.png --out fresh/card.pdf
 
 # The paper's findings as tables and figures in docs/results, in a night on two cores; kill it at any moment and call it
 # again. CIFAR2=FOLDER adds a benchmark of CIFAR-2 to that of the digits. (The method asked for while retraining does not
@@ -44,6 +57,10 @@ clean:
 .venv/installed: .venv/bin/pip pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	touch $@
+
+.venv/installed-docs: .venv/bin/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	touch $@ .venv/installed .venv/installed-dev
 
 .venv/installed-dev: .venv/bin/pip pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 400, "height": 800}
@@ -40,6 +41,13 @@ def page(chromium: Browser, complaints: list[str]) -> Iterator[Page]:
     yield fresh
     context.close()
     assert not complaints
+
+
+def assert_accessible(page: Page) -> None:
+    """axe finds nothing that keeps people with disabilities from using the page."""
+    found = Axe().run(page).response["violations"]
+    told = [f"{one['id']}: {one['help']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
+    assert not told
 
 
 def scrolls_sideways(page: Page) -> bool:

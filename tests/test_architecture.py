@@ -11,6 +11,7 @@ PACKAGE = Path(dtrak.__file__).parent
 ROOMS = (
     "root",
     "engines",
+    "figures",
     "images",
     "models",
     "gradients",

@@ -17,6 +17,7 @@ WRITTEN = {
     "interpolation": ("interpolation.md", "interpolation-validation-10.png", "interpolation-generated-100.png"),
     "copies": ("copies.md",),
     "timesteps": ("timesteps.md",),
+    "successors": ("successors.md",),
     "mixtures": ("mixtures.md",),
     "retraining": ("retraining.md",),
     "outputs": ("outputs.md",),
@@ -24,6 +25,8 @@ WRITTEN = {
     "counterfactuals": ("counterfactuals.md", "counterfactual-pictures.png"),
     "recommended": ("recommended.md",),
     "costs": ("costs.md", "cost.png"),
+    "seeds": ("seeds.md",),
+    "directions": ("directions.md",),
 }
 
 
@@ -64,6 +67,7 @@ def test_findings_of_a_tiny_benchmark(recipe: Callable[..., Path], tmp_path: Pat
 
     def ask(only: str) -> None:
         command = [sys.executable, PROGRAM, f"tiny={own_run / 'benchmark'}", "--run", f"tiny={own_run}"]
+        command += ["--device", "cpu", "--k", "128"]
         outcome = subprocess.run(
             [*command, "--folder", tmp_path / "kept", "--out", tmp_path / "out", "--only", only],
             capture_output=True,
@@ -78,6 +82,7 @@ def test_findings_of_a_tiny_benchmark(recipe: Callable[..., Path], tmp_path: Pat
     tables = {name: (tmp_path / "out" / "tiny" / f"{name}.md").read_text() for name in WRITTEN}
     assert "| 0.5 |" in tables["interpolation"]
     assert "step-trak's gain over d-trak" in tables["recommended"]
+    assert "python benchmarks/paper tiny=FOLDER --run tiny=RUN --k 128 --only seeds" in tables["seeds"]
 
     frontier, _, every = tables["costs"].partition("## All choices")
     best, costs = (

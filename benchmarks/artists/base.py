@@ -27,10 +27,9 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, get_cosin
 from dtrak.features.inputs import model_inputs
 from dtrak.files import as_npz, write_bytes
 from dtrak.images.images import Images, load_images
+from dtrak.models import wrap
 from dtrak.models.autoencoder import Autoencoder
-from dtrak.models.diffusion import DiffusionModel
-from dtrak.models.prompts import Prompts, prompts_of
-from dtrak.models.text_encoders import ClipText
+from dtrak.models.prompts import prompts_of
 from dtrak.progress import progress_bar
 from dtrak.runs.recipes import Training
 from dtrak.runs.training import Trainer
@@ -236,9 +235,8 @@ def train_unet(
     """Train all weights of a U-Net with dtrak's trainer, on latents and captions."""
     torch.manual_seed(0)
     unet, scheduler = UNet2DConditionModel(**UNET), DDPMScheduler(**SCHEDULE, clip_sample=False)
-    prompts = Prompts(ClipText(tokenizer, text_encoder))
-    shape = (AUTOENCODER["latent_channels"], UNET["sample_size"], UNET["sample_size"])
-    model = DiffusionModel(unet, scheduler, shape, "the base", Autoencoder(autoencoder), prompts)
+    parts = (autoencoder, text_encoder, tokenizer, unet, scheduler, None, None)
+    model = wrap(StableDiffusionPipeline(*parts, requires_safety_checker=False))
     trainer = Trainer(model, model_inputs(model, images, work, mirrored=True), settings)
     state, saved = work / "training.safetensors", time.monotonic()
     trainer.load(state)

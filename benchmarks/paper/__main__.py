@@ -2,6 +2,7 @@
 
     python benchmarks/paper digits=RUN/benchmark --run digits=RUN
     python benchmarks/paper cifar2=FOLDER --only constructions,noise
+    python benchmarks/paper paper-cifar2=runs/cifar2/benchmark --device cuda --k 32768 --encoder CLIP --only methods
 
 Writes OUT/NAME/FINDING.md and the figures of a finding for each benchmark NAME, and the tables that come from them in
 the page OUT.md and in the README. Everything measured is kept in the folder: kill it and run it again, and only what is
@@ -19,16 +20,18 @@ from pathlib import Path
 
 import choices
 import copies
+import facts
 import findings
 import noise
 import page
+import successors
 from drawings import Drawing
-from study import Study
+from study import ENCODER, Study
 
 from dtrak.evaluation.lds import ceiling
+from dtrak.figures import save_figure
 from dtrak.files import write_text
 from dtrak.inputs.benchmark import Benchmark
-from dtrak.report.figures import save_figure
 from dtrak.tables import Table
 
 FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
@@ -46,11 +49,15 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "recommended-100": choices.recommended_100,
     "copies": copies.copies,
     "timesteps": copies.timesteps,
+    "variants": copies.variants,
+    "successors": successors.successors,
     "mixtures": choices.mixtures,
     "projections": choices.projections,
     "parameters": choices.parameters,
     "dampings": choices.dampings,
     "costs": choices.costs,
+    "seeds": facts.seeds,
+    "directions": facts.directions,
     "many-timesteps": findings.many_timesteps,
 }
 
@@ -92,9 +99,11 @@ def draw(drawing: Drawing, folder: Path) -> None:
 def heading(study: Study, finding: str) -> str:
     """What was measured, and the command that does it again."""
     benchmark = study.benchmark
-    run = f" --run {study.name}=RUN" if study.run else ""
+    more = f" --run {study.name}=RUN" if study.run else ""
+    more += f" --k {study.dim}" if study.dim else ""
+    more += f" --encoder {study.encoder}" if study.encoder != ENCODER else ""
     lines = [f"# {study.name}: {finding}", ""]
-    lines += [f"```\npython benchmarks/paper {study.name}=FOLDER{run} --only {finding}\n```", ""]
+    lines += [f"```\npython benchmarks/paper {study.name}=FOLDER{more} --only {finding}\n```", ""]
     for kind in study.query_kinds:
         losses = benchmark.losses(kind)
         top = ceiling(losses)
@@ -112,6 +121,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--run", action="append", default=[], metavar="NAME=RUN", help="for its checkpoints")
     parser.add_argument("--folder", type=Path, default=Path("runs/paper"), help="keeps what was measured")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 or mps")
+    parser.add_argument("--k", type=int, help="numbers kept for each image, where a finding does not vary them: 4,096")
+    parser.add_argument("--encoder", default=ENCODER, help="for clip-dot and clip-cosine: the folder of a CLIP model")
     parser.add_argument("--only", default=",".join(FINDINGS), help=f"some of {', '.join(FINDINGS)}")
     args = parser.parse_args()
     args.only = args.only.split(",")
@@ -119,7 +131,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"--only {min(unknown)}: choose from {', '.join(FINDINGS)}")
     runs = {name: Path(path) for name, _, path in (one.partition("=") for one in args.run)}
     args.studies = [
-        Study(name, Benchmark.open(path), args.folder / name, runs.get(name))
+        Study(name, Benchmark.open(path), args.folder / name, runs.get(name), args.device, args.encoder, args.k)
         for name, _, path in (one.partition("=") for one in args.benchmarks)
     ]
     return args

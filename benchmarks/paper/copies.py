@@ -29,6 +29,17 @@ TIMESTEPS = (2, 5, 10, 30)
 METHODS = ("trak", "d-trak", "mixed-trak", "step-trak")
 WAYS = ("averaged", "a kernel a copy", "pooled, means", "pooled, apart", "the same, unit length")
 IMAGES_OF_U, IMAGES_OF_GAP = 200, 400
+VARIANTS: dict[str, dict[str, object]] = {
+    "as it is: K = 10, k = 4,096": {},
+    "k = 1,024": {"projection_dim": 1024},
+    "k = 2,048": {"projection_dim": 2048},
+    "k = 8,192": {"projection_dim": 8192},
+    "k = 8,192, two noises at each timestep": {"projection_dim": 8192, "draws": 2},
+    "k = 8,192, K = 30": {"projection_dim": 8192, "timesteps": 30},
+    "own noise of every image": {"noise": "per-image"},
+    "up blocks alone": {"parameters": "up_blocks"},
+    "sketch instead of factored": {"projection": "sketch"},
+}
 
 Rows = Mapping[str, Array]  # [rows, C, k] of "train" and of each kind of queries
 Curves = list[Array]  # scores [Q, N] for every λ of the grid
@@ -67,6 +78,16 @@ def timesteps(study: Study) -> Finding:
             rows.append([f"{method}, K = {k}", *cells])
     heads = [f"{kind}, λ {way}" for kind in study.query_kinds for way in ("auto", "best")]
     yield Table(["method", *heads], rows, "How many timesteps")
+
+
+def variants(study: Study) -> Finding:
+    """What more numbers, more copies and fewer parameters are worth to step-trak."""
+    rows = list[list[Entry]]()
+    for name, settings in VARIANTS.items():
+        asked = {"timesteps": 10, "damping": "auto", **settings}
+        found = [study.measure(METHODS[-1:], queries=kind, **asked) for kind in study.query_kinds]
+        rows.append([name, *(one[METHODS[-1]].cell for one in found)])
+    yield Table(["step-trak", *study.query_kinds], rows, "More numbers, more copies, fewer parameters, λ auto")
 
 
 def scores_of_ways(rows: Rows, kinds: list[str]) -> dict[str, dict[str, Curves]]:
@@ -109,27 +130,30 @@ def loss_gap(study: Study) -> tuple[float, float]:
 
 def _losses(study: Study, images: Images, steps: tuple[int, ...]) -> Tensor:
     """The training loss of each image at each timestep, [images, timesteps]."""
-    model, clean = study.model, images.tensor(range(len(images)))
+    model = study.model
+    clean = images.tensor(range(len(images))).to(model.device)
     drawn = Copies(steps, draws=4, noise="per-image", of=images.fingerprint)
-    noises = torch.stack([drawn.noises(model.shape, image) for image in images.ids.tolist()])  # [N, 40, C, H, W]
+    noises = torch.stack([drawn.noises(model.shape, image) for image in images.ids.tolist()])
+    noises = noises.to(model.device)  # [N, 40, C, H, W]
     found = []
     for copy, (timestep, _) in enumerate(drawn.pairs()):
-        at = torch.full((len(clean),), timestep)
+        at = torch.full((len(clean),), timestep, device=model.device)
         with torch.no_grad():
             predicted = model.predict_target(model.add_noise(clean, noises[:, copy], at), at, {})
         target = model.target(clean, noises[:, copy], at)
-        found.append(get_objective("simple")(predicted, target, torch.ones(len(clean))))
+        found.append(get_objective("simple")(predicted, target, torch.ones(len(clean))).cpu())
     return torch.stack(found, 1).unflatten(1, (len(steps), 4)).mean(2)
 
 
 def shared_direction(study: Study, objective: str) -> float:
     """‖mean_n u_n‖² ÷ mean_n ‖u_n‖² over training images, the mean over ten copies: 1 if u is the same for all."""
     model, images = study.model, study.benchmark.train.first(IMAGES_OF_U)
-    clean = images.tensor(range(len(images)))
+    clean = images.tensor(range(len(images))).to(model.device)
     drawn = Copies(select_timesteps(10, model.timesteps, middles=True))
     found = []
-    for timestep, noise in zip(drawn.timesteps, drawn.noises(model.shape, None), strict=True):
-        steps, same = torch.full((len(clean),), timestep), noise.expand_as(clean)
+    for timestep, noise in zip(drawn.timesteps, drawn.noises(model.shape), strict=True):
+        steps = torch.full((len(clean),), timestep, device=model.device)
+        same = noise.to(model.device).expand_as(clean)
         with torch.no_grad():
             predicted = model.predict_target(model.add_noise(clean, same, steps), steps, {})
         u = _gradient(get_objective(objective), predicted, model.target(clean, same, steps))
@@ -140,6 +164,6 @@ def shared_direction(study: Study, objective: str) -> float:
 def _gradient(objective: Callable[..., Tensor], predicted: Tensor, noise: Tensor) -> Tensor:
     """∂ℓ/∂ε_θ of each image, [B, …]: its direction u, but for a factor."""
     output = predicted.clone().requires_grad_()
-    objective(output, noise, torch.ones(len(output))).sum().backward()
+    objective(output, noise, torch.ones(len(output), device=output.device)).sum().backward()
     assert output.grad is not None
     return output.grad.flatten(1)

@@ -7,8 +7,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from study import Measured
 
+from dtrak.figures import lds_curve
 from dtrak.report.curves import Curve, Sample
-from dtrak.report.figures import lds_curve
 
 LEAST = 0.5  # seconds: what is faster is drawn here
 COLOURS = {"trak": "#b1511f", "d-trak": "#1c6a86", "mixed-trak": "#4f7a28", "step-trak": "#7a3e9d"}

@@ -9,11 +9,12 @@ import numpy as np
 from drawings import Drawing
 from study import MISSING, Measured, Study
 
-from dtrak import attribute
+from dtrak.attribution.attributing import attribute_with
 from dtrak.evaluation.lds import ceiling, mean_losses, spearman
+from dtrak.figures import proponents_and_opponents
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.inputs.benchmark import Benchmark
-from dtrak.report.figures import proponents_and_opponents, self_influence
+from dtrak.runs.run import Run
 from dtrak.tables import Cell, Entry, Table
 
 Finding = Iterator[Table | Drawing]
@@ -51,7 +52,13 @@ def methods(study: Study) -> Finding:
 
 
 def retraining(study: Study) -> Finding:
-    """Ensembles of S models, and what is learnt from the losses of half of the subsets, reported on the others."""
+    """Ensembles of S models, and what is learnt from the losses of half of the subsets, reported on the others.
+
+    If the run has models of its own for this (`dtrak evaluate retrain RUN`), all learn from those, as in the paper.
+    """
+    if study.others is not None:
+        yield from _retraining_of_others(study, study.others)
+        return
     half = len(study.benchmark.masks) // 2
     ensembles = ("trak-ensemble", "d-trak-ensemble")
     learnt = ("empirical-influence", "datamodel", "datamodel-lasso")
@@ -69,6 +76,26 @@ def retraining(study: Study) -> Finding:
     add((*KERNELS, "mixed-trak"), "the model alone", timesteps=10)
     notes = [f"Measured on the {half} subsets that nothing was fitted on; S is a number of models."]
     yield Table(["method", *kinds], rows, "Methods that retrain", notes)
+
+
+def _retraining_of_others(study: Study, others: Benchmark) -> Finding:
+    """Methods that learn from S other models than those of the benchmark, reported on all of it, as in the paper."""
+    assert study.run is not None
+    drawn = {"ddim_steps": Run.open(study.run).recipe.generation.steps}  # for the trajectories of journey-trak
+    for kind in study.query_kinds:
+        rows, columns = list[list[Entry]](), (10, 100)
+        ensembles = ["trak-ensemble", "d-trak-ensemble", *(["journey-trak-ensemble"] if kind == "generated" else [])]
+        for name in ensembles if others.retrained else ():
+            for size in (1, 2, 4, 8):
+                settings = {**drawn, "queries": kind, "retrained": others.folder, "ensemble_size": size}
+                found = [study.measure((name,), timesteps=k, **settings)[name].cell for k in columns]
+                rows.append([f"{name}, S = {size}", *found])
+        for name in ("empirical-influence", "datamodel", "datamodel-lasso"):
+            for size in (one for one in (64, 128, 256, 512) if one <= len(others.masks)):
+                settings = {"queries": kind, "retrained": others.folder, "retrained_count": size}
+                cell = study.measure((name,), **settings)[name].cell
+                rows.append([f"{name}, S = {size}", cell, cell])
+        yield Table(["method", *(f"K = {k}" for k in columns)], rows, f"Methods that retrain, {kind} queries")
 
 
 def outputs(study: Study) -> Finding:
@@ -146,9 +173,10 @@ def counterfactuals(study: Study) -> Finding:
 def pictures(study: Study) -> Finding:
     """Where generated pictures come from, or held-out images where there are none; how often from their own class."""
     train, queries = study.benchmark.train, study.benchmark.queries(study.query_kinds[-1])
-    scores = attribute(study.model, train, queries, KERNELS, cache=study.cache(None, timesteps=10), timesteps=10)
+    settings, cache = study.settings({"timesteps": 10}), study.cache(None, timesteps=10)
+    scores = attribute_with(study.model, train, queries, KERNELS, settings, cache=cache)
     yield Drawing("proponents", proponents_and_opponents(scores, train, queries.select(range(SHOWN))))
-    yield Drawing("self-influence", self_influence(scores["d-trak"], train))
+    yield Drawing("self-influence", scores["d-trak"].plot_self_influence(each=5, least=3))
     labels, asked = (one.columns["label"] for one in (train, study.benchmark.queries("validation")))
     rows: list[list[Entry]] = []
     for method in ("raw-pixel-cosine", *KERNELS, "mixed-trak"):

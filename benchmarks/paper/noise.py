@@ -1,34 +1,25 @@
 """Who shares noise with whom: all images, none, or those at the same place of their batches as in the authors' code."""
 
-import io
 from functools import partial
 
 import numpy as np
-import torch
 from drawings import Drawing, curve
 from findings import KERNELS, Finding
 from study import MISSING, Array, Measured, Study
 
-from dtrak.features.settings import FeatureSettings
-from dtrak.files import write_bytes
-from dtrak.gradients.featurizer import Copies, Featurizer
-from dtrak.gradients.projecting import make_projection
-from dtrak.gradients.timesteps import select_timesteps
-from dtrak.images.images import Images
 from dtrak.tables import Cell, Entry, Table
 
 ETAS = [eta / 10 for eta in range(11)]
 ETA = {"trak": 0.5, "d-trak": 1.0}
 WAYS = {"shared": "shared noise", "per-image": "own noise"}
-BY_PLACE = "noise by place"
+BY_PLACE = "by-place:52:1000"  # as the authors' scripts for CIFAR have it: batches of 52 in shards of 1,000
 SEEDS = range(5)
-BATCH = 16  # of the authors' program, unless it is told otherwise
 OBJECTIVES = ("simple", "square")
 
 
 def interpolation(study: Study) -> Finding:
     """From the noise's part of L_Simple to L_Square: η = ½ is TRAK, η = 1 D-TRAK; for each way to share noise."""
-    ways = {**WAYS, BY_PLACE: BY_PLACE}
+    ways = {**WAYS, BY_PLACE: "noise by place"}
     for k in (10, 100):
         columns = [(kind, way) for kind in study.query_kinds for way in ways]
         found = {(kind, way): interpolated(study, kind, way, k) for kind, way in columns}
@@ -55,10 +46,7 @@ def interpolated(study: Study, kind: str, way: str, timesteps: int) -> dict[floa
     """By η. Gradients, their mean and their projection are linear, so two objectives' features give all."""
 
     def make(eta: float) -> tuple[Array, Array]:
-        if way == BY_PLACE:
-            found = {name: by_place(study, name, timesteps) for name in ("train", kind)}
-        else:
-            found = study.features(OBJECTIVES, timesteps=timesteps, noise=way)
+        found = study.features(OBJECTIVES, timesteps=timesteps, noise=way)
         train, queries = (
             eta * of["square"] + (1 - eta) * (of["simple"] - of["square"]) for of in (found["train"], found[kind])
         )
@@ -80,31 +68,6 @@ def noise(study: Study) -> Finding:
             rows.append(cells)
         heads = [f"{method}, {way}" for method in ETA for way in ("shared", "own", "by place")]
         yield Table(["K", *heads], rows, f"Who shares noise, {kind} queries")
-
-
-def by_place(study: Study, name: str, timesteps: int) -> dict[str, Array]:
-    """{objective: [B, k]} of a set of images; those at the same place of their batches share their noise."""
-    images = study.benchmark.train if name == "train" else study.benchmark.queries(name)
-    of = f"{study.model.fingerprint[:8]}-{images.fingerprint[:8]}-{timesteps}"
-    paths = {one: study.folder / f"by-place-{BATCH}" / f"{of}-{one}.npy" for one in OBJECTIVES}
-    if not all(path.exists() for path in paths.values()):
-        rows = zip(*_batches(study, images, timesteps), strict=True)
-        for path, of_objective in zip(paths.values(), rows, strict=True):
-            file = io.BytesIO()
-            np.save(file, torch.cat(of_objective).numpy())
-            write_bytes(path, file.getvalue())
-    return {one: np.asarray(np.load(path)) for one, path in paths.items()}
-
-
-def _batches(study: Study, images: Images, timesteps: int) -> list[list[torch.Tensor]]:
-    """For each batch, the features [batch, k] of each objective."""
-    defaults, parameters = FeatureSettings(), study.model.parameters(None)
-    shapes = {name: tuple(value.shape) for name, value in parameters.items()}
-    projection = make_projection(defaults.projection_of(apart=False), defaults.projection_dim, shapes, 0)
-    copies = Copies(select_timesteps(timesteps, study.model.timesteps), noise="per-image")
-    features = Featurizer(study.model, list(OBJECTIVES), copies, projection, parameters)
-    batches = [range(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]
-    return [features(images.tensor(batch), range(len(batch))) for batch in batches]
 
 
 def draws(study: Study) -> Finding:

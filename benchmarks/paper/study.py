@@ -27,6 +27,7 @@ from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.methods import get_method
 from dtrak.models import load_model
 from dtrak.noise import stable_hash
+from dtrak.runs.run import RETRAINED
 from dtrak.tables import Cell
 
 ENCODER = "efficientnet-lite0"  # comes with the installation
@@ -57,6 +58,9 @@ class Study:
     benchmark: Benchmark
     folder: Path  # that keeps what was measured, and features
     run: Path | None = None  # whose model the benchmark is of, for its checkpoints
+    device: str = "cpu"
+    encoder: str = ENCODER
+    dim: int | None = None  # k of every finding that does not say another; None means the default
 
     @property
     def query_kinds(self) -> list[str]:
@@ -64,22 +68,27 @@ class Study:
 
     @cached_property
     def model(self) -> DiffusionModel:
-        return load_model(str(self.benchmark.folder / "model"))
+        return load_model(str(self.benchmark.folder / "model")).to(self.device)
 
     @property
     def checkpoints(self) -> dict[str, Path]:
         """The setting with which methods that need checkpoints find them, where there are some."""
         return {} if self.run is None else {"checkpoints": self.run / "checkpoints"}
 
+    @property
+    def others(self) -> Benchmark | None:
+        """The run's models that methods learn from, where `dtrak evaluate retrain` has made some."""
+        folder = None if self.run is None else self.run / RETRAINED
+        return Benchmark.open(folder) if folder is not None and (folder / "masks.npy").exists() else None
+
     def measure(self, methods: Sequence[str], model: Path | None = None, **settings: Any) -> dict[str, Measured]:
         """The LDS of each method, by `compare`; the paper takes the best damping in hindsight, and so does this."""
-        settings = {"damping": "best", "encoder": ENCODER, **_given(settings)}
+        settings = {"damping": "best", "encoder": self.encoder, **_given(settings)}
 
         def ask() -> str:
             cache, asked = self.cache(model, **settings), {name: settings[name] for name in ASKED if name in settings}
-            return compare(
-                self.benchmark, methods, cache, _settings(settings), model=model, device="cpu", **asked
-            ).json()
+            wanted = self.settings(settings)
+            return compare(self.benchmark, methods, cache, wanted, model=model, device=self.device, **asked).json()
 
         content = json.loads(self._once(ask, "compare", methods, str(model), sorted(settings.items())))["methods"]
         return {
@@ -89,7 +98,7 @@ class Study:
 
     def features(self, objectives: Sequence[str], apart: bool = False, **settings: Any) -> dict[str, dict[str, Array]]:
         """{"train" or a kind of queries: {objective: [rows, k], or [rows, C, k] apart}}; forward passes are shared."""
-        wanted, cache = _settings(settings).features, self.cache(None, **settings)
+        wanted, cache = self.settings(settings).features, self.cache(None, **settings)
         sets = {"train": self.benchmark.train} | {kind: self.benchmark.queries(kind) for kind in self.query_kinds}
         found = {}
         for name, images in sets.items():
@@ -173,7 +182,7 @@ class Study:
     def scores(self, method: str, queries: str, **settings: Any) -> Array:
         """[Q, N], with damping auto."""
         cache, asked = self.cache(None, **settings), self.benchmark.queries(queries)
-        task, (one,) = prepare(self.model, self.benchmark.train, asked, [method], _settings(settings), cache)
+        task, (one,) = prepare(self.model, self.benchmark.train, asked, [method], self.settings(settings), cache)
         return scores_for(task, one, [Damping.parse("auto")])[0]
 
     def seconds(self, method: str, **settings: Any) -> float:
@@ -182,7 +191,7 @@ class Study:
         The shortest of several times counts, as whatever else the machine does only adds to it; methods that score from
         the same features share it.
         """
-        settings = {"encoder": ENCODER, **_given(settings)}
+        settings = {"encoder": self.encoder, **_given(settings)}
         some = min(max(FEWEST, TIMED // int(settings.get("timesteps", 10))), len(self.benchmark.train) // 2)
 
         def ask() -> str:
@@ -198,31 +207,33 @@ class Study:
     def _timed(self, method: str, images: int, settings: dict[str, Any]) -> float:
         """Seconds to make the features of so many training images, without the kernel."""
         train, queries = self.benchmark.train.first(images), self.benchmark.queries("validation").first(FEWEST)
-        wanted = replace(_settings(settings), damping="spectrum")
+        wanted = replace(self.settings(settings), damping="spectrum")
+        clock = time.process_time if self.device == "cpu" else time.perf_counter
         with TemporaryDirectory() as folder:
-            task, (one,) = prepare(self.model, train, queries, [method], wanted, Path(folder), "cpu")
-            started = time.process_time()
+            task, (one,) = prepare(self.model, train, queries, [method], wanted, Path(folder), self.device)
+            started = clock()
             one.source.seconds(task)
-            return time.process_time() - started
+            return clock() - started
 
     def cache(self, model: Path | None, **settings: Any) -> Path:
         """A folder for every way to make features."""
-        values = asdict(_settings(settings).features)
+        values = asdict(self.settings(settings).features)
         return self.folder / "features" / f"{stable_hash(repr((sorted(values.items()), str(model)))):016x}"
+
+    def settings(self, given: dict[str, Any]) -> Settings:
+        """Those among some keywords that say how scores are made, with the study's k unless they give another."""
+        names = {one.name for one in fields(Settings)} - {*ASKED}
+        usual = {} if self.dim is None else {"projection_dim": self.dim}
+        return Settings(**usual | {name: value for name, value in _given(given).items() if name in names})
 
     def _once(self, ask: Callable[[], str], *question: object) -> str:
         """The answer to a question about this benchmark, with as many retrained models as it now has."""
-        name = f"{stable_hash(repr((self.benchmark.fingerprint, question))):016x}"
+        own = () if self.dim is None else (f"k = {self.dim}",)
+        name = f"{stable_hash(repr((self.benchmark.fingerprint, question, *own))):016x}"
         path = self.folder / "measured" / f"{name}.json"
         if not path.exists():
             write_text(path, ask())
         return path.read_text()
-
-
-def _settings(given: dict[str, Any]) -> Settings:
-    """Those among some keywords that say how scores are made."""
-    names = {one.name for one in fields(Settings)} - {*ASKED}
-    return Settings(**{name: value for name, value in _given(given).items() if name in names})
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ MOST: Mapping[str, int] = {
     "validation": PICTURES,
     "generated": PICTURES,
     "pictures": PICTURES,
+    "images": 10**12,  # of a plan
+    "top": 10**6,  # images that are kept of each end of a query's scores
     "remove": 10**9,  # it is also compared with the number of images
     "draws": 10**6,
     "noises": 10**6,
@@ -28,6 +30,7 @@ MOST: Mapping[str, int] = {
     "seeds": 100,
     "checkpoint_count": 1000,
     "ensemble_size": 10**4,
+    "retrained_count": 10**4,
     "size": 8192,  # pixels along a side
     "rank": 10**4,
     "channels": 2**16,  # of a network's block

@@ -1,14 +1,15 @@
-"""Show progress with an estimate of the time left, on standard error: a bar in a terminal, some lines elsewhere.
+"""Show progress with an estimate of the time left: a bar in a terminal or a notebook, some lines elsewhere.
 
 To show it somewhere else, on a web page for instance, use `watched_by`.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -31,6 +32,10 @@ def progress_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], 
     """
     if (watcher := _watcher.get()) is not None:
         yield WatcherProgress(watcher, title, total, unit).advance
+        return
+    if console.is_jupyter:  # in Jupyter, VS Code or Colab
+        with closing(NotebookProgress(title, total, unit)) as notebook:
+            yield notebook.advance
         return
     if not console.is_terminal:
         yield LogProgress(title, total, unit).advance
@@ -82,6 +87,28 @@ class WatcherProgress:
     def advance(self, count: int) -> None:
         self.done += count
         self.watcher(self.title, self.done, self.total, self.unit)
+
+
+class NotebookProgress:
+    """Show tqdm's bar: a widget where the notebook has widgets, else a line of text that is drawn again."""
+
+    def __init__(self, title: str, total: int, unit: str) -> None:
+        self.settings: dict[str, Any] = {"desc": title, "total": total, "unit": f" {unit}"}
+        self.bar: Any = None
+
+    def advance(self, count: int) -> None:
+        if self.bar is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that there are no widgets
+                from tqdm.auto import tqdm
+
+                self.bar = tqdm(initial=count, **self.settings)
+        else:
+            self.bar.update(count)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
 
 
 class LogProgress:

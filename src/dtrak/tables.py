@@ -10,7 +10,7 @@ from pathlib import Path
 
 import rich.table
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from dtrak.errors import UsageError
@@ -86,20 +86,19 @@ class Table:
     caption: str = ""
     notes: Sequence[str] = ()  # below the table
 
-    def __rich__(self) -> rich.table.Table:
-        """Return the table for a console, as wide as the console."""
-        title, notes = (Text(text) if text else None for text in (self.caption, "\n".join(self.notes)))
+    def __rich__(self) -> RenderableType:
+        """Return the table for a console, as wide as the console, with the notes below it."""
         table = rich.table.Table(
-            title=title, caption=notes, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+            title=Text(self.caption) if self.caption else None, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
         )
         for index, (head, is_right) in enumerate(zip(self.heads, self._right(), strict=True)):
             table.add_column(Text(head), justify="right" if is_right else "left", no_wrap=index == 0)
         for row in self._texts():
             table.add_row(*(Text(text) for text in row))
-        return table
+        return Group(table, *(Text(note, style="italic") for note in self.notes))
 
     def text(self) -> str:
-        """Return the table as plain text, as wide as its entries."""
+        """Return the table as plain text, as wide as its entries; each note is one line."""
         file = io.StringIO()
         Console(file=file, width=10_000, color_system=None).print(self)
         return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())

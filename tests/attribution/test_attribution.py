@@ -85,7 +85,8 @@ def test_several_methods_share_one_pass_and_agree_with_each_alone(tmp_path: Path
     for method, scores in both.items():
         alone = dtrak.attribute(model, TRAIN, QUERIES, method=method, timesteps=2)
         np.testing.assert_allclose(scores.values, alone.values, rtol=1e-3, atol=1e-5)
-    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["queries", "queries", "train", "train"]
+    kinds = sorted(path.name.split("-")[0] for path in tmp_path.iterdir())
+    assert kinds == ["kernels", "queries", "queries", "train", "train"]
 
 
 def test_a_second_question_costs_only_its_queries(tmp_path: Path) -> None:

@@ -20,7 +20,10 @@ from dtrak.cli.commands import app
 from dtrak.progress import LogProgress
 
 MakeRecipe = Callable[..., Path]
-COMMANDS = ["demo", "run", "train", "generate", "attribute", "credit", "report", "serve", "methods", "recipes", "info"]
+COMMANDS = [
+    *("demo", "run", "train", "generate", "attribute", "credit", "report", "serve"),
+    *("methods", "recipes", "info", "figure", "card"),
+]
 
 
 def scores(path: Path) -> dict[str, np.ndarray]:

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from diffusers import AutoencoderKL
+from numpy.typing import NDArray
+from torch import Tensor
 
 from commands import dtrak
 from dtrak.attribution.scores import load_scores
@@ -65,12 +69,29 @@ def test_lds_of_every_kind_of_method(own_run: Path) -> None:
     assert (kept[0] / "pytorch_lora_weights.safetensors").exists()
 
 
-def test_counterfactual_distances_are_of_latents(own_run: Path) -> None:
+def test_counterfactual_distances_are_of_unscaled_latents(run: Path, own_run: Path) -> None:
+    """Of `latent_dist.mode()` of the two pictures, as the authors have it; and 401 is the step nearest to 400."""
     outcome = dtrak("evaluate", "counterfactual", own_run, *COUNTERFACTUAL.split(), cwd=own_run.parent)
     assert outcome.code == 0, outcome.err
-    assert "ℓ2: of latents" in " ".join(outcome.out.split())
+    assert "ℓ2: of unscaled latents" in " ".join(outcome.out.split())
     found = json.loads((own_run / "counterfactual" / "counterfactual.json").read_text())
-    assert all(value > 0 for one in found["methods"].values() for value in one["l2"]["per_query"])
+    vae = AutoencoderKL.from_pretrained(run.parent / "pipeline" / "vae")
+    assert vae.config.scaling_factor == 0.5
+    with np.load(own_run / "counterfactual" / "pictures.npz") as kept:
+        for row, method in enumerate(kept["methods"].tolist()):
+            original, other = (_mode(vae, pixels) for pixels in (kept["originals"], kept["counterfactuals"][row]))
+            expected = float((original - other).norm())
+            assert found["methods"][method]["l2"]["per_query"][0] == pytest.approx(expected, rel=0.05)  # of rounding
+    outcome = dtrak("evaluate", "counterfactual", own_run, *COUNTERFACTUAL.split(), "--step", "400", cwd=own_run.parent)
+    assert outcome.code == 0, outcome.err
+    assert "step 400: 5 steps of DDIM pass through 801, 601, … 1; 401 is taken" in " ".join(outcome.err.split())
+    assert (own_run / "counterfactual" / "step-401" / "counterfactual.json").exists()
+
+
+def _mode(vae: AutoencoderKL, pixels: NDArray[np.uint8]) -> Tensor:
+    with torch.no_grad():
+        mode: Tensor = vae.encode(torch.from_numpy(pixels / 127.5 - 1).float().permute(0, 3, 1, 2)).latent_dist.mode()
+    return mode
 
 
 def test_a_lora_that_was_trained_elsewhere(run: Path, tmp_path: Path) -> None:

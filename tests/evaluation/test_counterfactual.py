@@ -185,6 +185,10 @@ def test_the_command_finds_what_retraining_by_hand_finds(run: Run) -> None:
             assert (of_name["median"], of_name["quartiles"]) == (pytest.approx(median), pytest.approx([low, high]))
         assert rows[1 + index].split(",")[0] == method
         assert float(rows[1 + index].split(",")[1]) == pytest.approx(of_method["l2"]["median"])
+        if method != "random":
+            more = np.subtract(*(found["methods"][one]["l2"]["per_query"] for one in (method, "random")))
+            expected = [more.mean(), abs(more[0] - more[1]) / 2]  # of two differences, the standard error is half of it
+            assert [float(one) for one in rows[1 + index].split(",")[-2:]] == pytest.approx(expected)
     for name in ("boxplots.png", "pictures.png"):
         with Image.open(folder / name) as image:
             image.verify()
@@ -318,7 +322,7 @@ FAULTS = {
     "--remove 0": "'--remove': '0' is not a whole number from 1 on",
     "--remove 60": "remove 60: give a number from 1 to 59, as digits:train has 60 images",
     "--count 5": "count 5: run/generated holds 4 pictures (`dtrak generate run --count 5`)",
-    "--step 401": "step 401: 5 steps of DDIM pass through 800, 600, … 0",
+    "--step 1000": "step 1000: 5 steps of DDIM pass through 800, 600, … 0",
     "--step 400,soon": "step 'soon': give a timestep such as 400, or several: 400,300",
     "--method d-track": "unknown method 'd-track': choose from random, ",
     "--table t.doc": "cannot write a table to t.doc: its ending has to be one of .csv, .md, .tex, .txt",

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from scipy.stats import spearmanr
 import dtrak
 from commands import dtrak as run_dtrak
 from conftest import tiny_recipe
+from dtrak.attribution.scores import load_scores
+from dtrak.errors import UsageError
 from dtrak.evaluation.comparison import compare
 from dtrak.inputs.benchmark import Benchmark
 from dtrak.inputs.settings import Settings
@@ -122,6 +125,77 @@ def test_methods_that_learn_from_retrained_models_see_only_the_first_half(evalua
     assert found.subsets == 4
 
 
+def test_a_run_makes_models_to_learn_from_and_the_lds_is_of_all_subsets(evaluated: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(evaluated / "run", tmp_path / "run"))
+    output = ("--output-timesteps", "5", "--output-noises", "1", "--validation-count", "6")
+    asked = ("--subsets", "10", *output, "--keep-models", "--engine", "process")
+    outcome = run_dtrak("evaluate", "retrain", own, *asked, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    folder, (masks, losses) = own / "benchmark", truth(evaluated)
+    others = Benchmark.open(own / "retrained")
+    assert others.masks.shape == (10, IMAGES)
+    assert others.losses("validation").shape == (10, 1, 6)
+    assert len(others.retrained) == 10
+    assert not {one.tobytes() for one in others.masks} & {one.tobytes() for one in masks}
+
+    methods = "empirical-influence,d-trak-ensemble"
+    asked = ("--method", methods, "--damping", "best", "--grid", "paper", "--ensemble-size", "2", *QUICK)
+    outcome = run_dtrak("evaluate", "lds", own, "--table", "table.csv", *asked, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    numbers = json.loads((own / "lds.json").read_text())
+    assert numbers["subsets"] == 8
+    inside, first = others.masks.astype(float), others.losses("validation").astype(float).mean(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scores = (first.T @ (1 - inside)) / (1 - inside).sum(0) - (first.T @ inside) / inside.sum(0)
+    expected = lds_by_scipy(np.nan_to_num(scores), masks, losses)
+    found = numbers["methods"]["empirical-influence"]
+    np.testing.assert_allclose(found["per_query"], expected, atol=1e-4)
+
+    few = compare(Benchmark.open(folder), [methods.split(",")[0]], tmp_path / "few",
+                  Settings(retrained=own / "retrained", retrained_count=5), damping="0.1")  # fmt: skip
+    assert few.subsets == 8
+    assert not np.allclose(few.results[0].lds.per_query, expected)
+
+    # The paper's grid and its bootstrap are labelled.
+    said = " ".join(outcome.out.split())
+    assert "of the paper's 27 λ, each ÷ 64: its random matrix is not divided by √k, ours is" in said
+    assert "the paper reports its mean and ±" in said
+    rows = {row["method"]: row for row in csv.DictReader((tmp_path / "table.csv").open())}
+    assert float(rows["empirical-influence"]["bootstrap"]) == found["bootstrap_mean"]
+    tried = [digit * 10.0**power for power in range(-2, 7) for digit in (1, 2, 5)]
+    assert min(abs(float(rows["d-trak-ensemble"]["paper's λ"]) / one - 1) for one in tried) < 1e-6
+
+
+def test_models_to_learn_from_are_other_ones_than_those_to_predict(evaluated: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(evaluated / "run" / "benchmark", tmp_path / "copied"))
+    with pytest.raises(UsageError, match=r"its subset 0 is one of .*, so methods would learn what they"):
+        compare(Benchmark.open(evaluated / "run" / "benchmark"), ["datamodel"], tmp_path, Settings(retrained=copied))
+
+
+def test_an_earlier_checkpoint_is_attributed_and_evaluated(evaluated: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(evaluated / "run", tmp_path / "run"))
+    first = sorted(path.name for path in (own / "checkpoints").iterdir())[0]
+    before = (own / "scores.npz").read_bytes()
+    images = (own / "benchmark" / "train.npz", own / "benchmark" / "validation.npz")
+    options: dict[str, Any] = {"timesteps": 2, "projection_dim": 64, "parameters": "conv_out"}
+    expected = dtrak.attribute(own / "checkpoints" / first, *images, "d-trak", damping=0.1, **options)
+    for name in (first, str(int(first.removeprefix("step-"))), str(own / "checkpoints" / first)):
+        asked = ("--checkpoint", name, "--method", "d-trak", "--damping", "0.1", *QUICK)
+        outcome = run_dtrak("attribute", own, "--queries", images[1], "--out", "s.npz", *asked, cwd=tmp_path)
+        assert outcome.code == 0, outcome.err
+        np.testing.assert_allclose(load_scores(tmp_path / "s.npz")["d-trak"].values, expected.values, 1e-3, 1e-6)
+        outcome = run_dtrak("evaluate", "lds", own, "--out", "lds.json", *asked, cwd=tmp_path)
+        assert outcome.code == 0, outcome.err
+        numbers = json.loads((tmp_path / "lds.json").read_text())
+        per_query = lds_by_scipy(expected.values, *truth(evaluated))
+        np.testing.assert_allclose(numbers["methods"]["d-trak"]["per_query"], per_query, atol=1e-2)
+        assert numbers["settings"]["checkpoint"] == first
+    assert (own / "scores.npz").read_bytes() == before
+    outcome = run_dtrak("attribute", own, "--checkpoint", first, cwd=tmp_path)
+    assert outcome.code == 2
+    assert "give another file as --out" in outcome.error
+
+
 def test_asked_again_nothing_is_retrained_and_another_output_can_be_predicted(evaluated: Path) -> None:
     jobs = {path: path.stat().st_mtime_ns for path in (evaluated / "run" / "benchmark" / "jobs").iterdir()}
     outcome = run_dtrak(
@@ -172,7 +246,9 @@ def test_journeys_and_ensembles_answer_for_generated_pictures(evaluated: Path) -
         (("run", "--projection", "dens"), "unknown projection 'dens'"),
         (("run", "--method", "trak", "--objective", "avg"), "trak does not take the objective 'avg'"),
         (("run", "--method", "clip-dot", "--encoder", "nowhere"), "no encoder 'nowhere'"),
-        (("run", "--retrained", "run/benchmark"), "--retrained run/benchmark"),
+        (("run", "--retrained", "nowhere"), "nowhere is not a benchmark"),
+        (("run", "--checkpoint", "step-9"), "checkpoint step-9: no model of this name; run/checkpoints holds step-"),
+        (("--benchmark", "run/benchmark", "--checkpoint", "run"), "checkpoint run: there is no model in this folder"),
     ],
 )
 def test_what_makes_no_sense_is_named(evaluated: Path, arguments: tuple[str, ...], message: str) -> None:

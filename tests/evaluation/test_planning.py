@@ -148,7 +148,7 @@ def test_the_sizes_of_a_stable_diffusion_come_from_its_folder(tmp_path: Path) ->
     assert model.autoencoder is not None
     assert model.prompts is not None
     assert layout.trained == sum(value.numel() for value in model.parameters().values()) > 0
-    networks = (model.network, model.autoencoder.network, model.prompts.encoder.network)
+    networks = (model.network, model.autoencoder.network, model.prompts.encoder.pipeline.text_encoder)
     assert layout.trained + layout.frozen == sum(value.numel() for one in networks for value in one.parameters())
     assert layout.latents == np.prod(model.shape)
     told = model.prompts.encoder(["a painting"])
@@ -166,7 +166,7 @@ def test_the_sizes_of_a_stable_diffusion_come_from_its_folder(tmp_path: Path) ->
     assert steps["generate"].memory == pytest.approx(weights + peak.bytes, rel=0.1)
 
     wrong = load_recipe("artbench2", "small", {"model": {"base": str(base), "lora": {"targets": ["to_w"]}}})
-    with pytest.raises(UsageError, match=r"tiny: model\.lora\.targets: the U-Net has no layers called to_w"):
+    with pytest.raises(UsageError, match=r"tiny: model\.lora\.targets: the network has no layers called to_w"):
         wrong.family.lay_out(wrong.model, shape, "tiny")
 
 
@@ -209,7 +209,7 @@ def test_a_pipeline_of_the_hub_is_looked_up_without_its_weights(
     ("change", "says"),
     [
         (lambda base: shutil.rmtree(base / "unet"), r"is not a diffusers model: it has no unet/config\.json"),
-        (lambda base: (base / "text_encoder_2").mkdir(), "only pipelines with one CLIP text encoder"),
+        (lambda base: (base / "text_encoder_2").mkdir(), "its text encoder is not the one CLIP"),
     ],
 )
 def test_a_dry_run_says_what_is_wrong_with_a_base(change: Callable[[Path], None], says: str, tmp_path: Path) -> None:

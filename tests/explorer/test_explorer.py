@@ -295,9 +295,8 @@ def test_asked_pictures_are_there_after_a_restart(own_run: Path) -> None:
 
 def test_one_damping_of_five_thousand_images_takes_no_solve() -> None:
     random, count = np.random.default_rng(0), 5000
-    kernel = RidgeKernel(
-        np.sort(random.random(count)), random.random((count, count)), None, ArrayRows(np.empty((0, 0)))
-    )
+    values, dual = np.sort(random.random(count)), random.random((count, count))
+    kernel = RidgeKernel(values, None, dual, count, ArrayRows(np.empty((count, 0))))
     live = DampedScores(METHODS["d-trak"], [KernelPart(TrainingKernel(lambda: kernel), random.random((3, count)))])
     live.scores(Damping.parse("0.1"), slice(0, 1))  # finds the mean eigenvalue, once
     taken = []

@@ -51,6 +51,9 @@ def scores(run: Path) -> dict[str, dtrak.Scores]:
     )
 
 
+SCREENS = ("pictures", "picture/seed-00001.png", "compare/seed-00001.png", "training", "image/17", "ask")
+
+
 def shown(page: Page, kind: str = "proponents") -> list[tuple[str, float]]:
     """The ids and scores of the matches on the page."""
     items = page.locator(f".matches.{kind} li")
@@ -62,6 +65,10 @@ def shown(page: Page, kind: str = "proponents") -> list[tuple[str, float]]:
 def open_screen(page: Page, server: Server, place: str) -> None:
     page.goto(f"{server.url}#{place}")
     expect(page.locator("h2")).not_to_be_empty()
+
+
+def open_advanced(page: Page) -> None:
+    page.get_by_text("Advanced: method and damping").click()
 
 
 def test_from_a_picture_to_an_image_and_back(page: Page, server: Server, scores: dict[str, dtrak.Scores]) -> None:
@@ -93,6 +100,7 @@ def test_the_slider_changes_the_scores_at_once(page: Page, server: Server) -> No
     open_screen(page, server, "picture/seed-00001.png")
     expect(page.locator(".proponents li")).to_have_count(10)
     before = shown(page)
+    open_advanced(page)
     slider = page.get_by_label("Damping λ", exact=True)
     assert float(slider.input_value()) == pytest.approx(-1, abs=0.02)
     slider.focus()
@@ -118,6 +126,7 @@ def test_methods_are_switched_and_one_without_damping_disables_it(
 ) -> None:
     open_screen(page, server, "picture/seed-00003.png")
     expect(page.locator(".proponents li")).to_have_count(10)
+    open_advanced(page)
     page.get_by_text("trak", exact=True).click()
     best = scores["trak"].top(1)[3][0]
     expect(page.locator(".proponents li").first).to_contain_text(str(best.id))
@@ -182,7 +191,8 @@ def test_an_upload_is_followed_to_its_answer(page: Page, server: Server, run: Pa
     with page.expect_download() as download:
         page.get_by_role("link", name="Scores as CSV").click()
     table = Path(download.value.path()).read_text()
-    assert table.startswith("query,rank,train,score,label\n")
+    assert table.startswith("query,rank,train,score,label,damping\n")
+    assert table.splitlines()[1].endswith(",0.1")
     assert table.count("\n") == 1001
 
 
@@ -249,7 +259,98 @@ def test_credit_is_shown_for_a_picture(page: Page, server: Server) -> None:
 def test_narrow_windows_are_wide_enough(page: Page, server: Server, scheme: str) -> None:
     page.set_viewport_size({"width": NARROW, "height": 800})
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    for place in ("pictures", "picture/seed-00001.png", "training?sort=total", "image/17", "ask"):
+    for place in (*SCREENS, "training?sort=total"):
         open_screen(page, server, place)
         page.wait_for_load_state("networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") <= NARROW, place
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("place", SCREENS)
+def test_axe_has_nothing_to_say(page: Page, server: Server, place: str, scheme: str) -> None:
+    from browser import assert_accessible  # which pytest has to load first
+
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    open_screen(page, server, place)
+    page.wait_for_load_state("networkidle")
+    if place != "ask":
+        open_advanced(page)
+    assert_accessible(page)
+
+
+def test_the_question_comes_first_and_lambda_is_advanced(page: Page, server: Server) -> None:
+    open_screen(page, server, "picture/seed-00001.png")
+    expect(page.locator(".proponents li")).to_have_count(10)
+    expect(page.get_by_label("Damping λ", exact=True)).to_be_hidden()
+    expect(page.locator("#trust")).to_contain_text("Not measured: dtrak evaluate lds")
+    open_screen(page, server, "picture/seed-00001.png?damping=0.5")
+    page.reload()  # a link to another damping shows it
+    expect(page.get_by_label("Damping λ", exact=True)).to_be_visible()
+    expect(page.locator("#trust")).to_contain_text("not for the one chosen below")
+
+
+def test_two_pictures_stand_side_by_side(page: Page, server: Server, scores: dict[str, dtrak.Scores]) -> None:
+    open_screen(page, server, "picture/seed-00001.png")
+    page.get_by_role("link", name="Compare with another picture").click()
+    expect(page.locator(".pair article")).to_have_count(2)
+    expect(page.locator(".pair .proponents li")).to_have_count(20)
+    page.get_by_label("Second picture").select_option("seed-00003.png")
+    top = scores["d-trak"].top(10)
+    second = page.locator(".pair article").nth(1).locator(".proponents .about span:first-child")
+    expect(second.first).to_have_text(str(top[3][0].id))
+    common = len({one.id for one in top[1]} & {one.id for one in top[3]})
+    expect(page.locator(".compare [role=status]")).to_contain_text(f"{common} of the 10" if common else "different")
+    assert "with=seed-00003.png" in page.url
+    page.reload()  # the address has both
+    expect(second.first).to_have_text(str(top[3][0].id))
+
+
+def test_a_link_has_the_whole_view(page: Page, server: Server) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    open_screen(page, server, "picture/seed-00001.png")
+    page.get_by_role("button", name="Show more").click()
+    expect(page.locator(".proponents li")).to_have_count(30)
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    page.goto("about:blank")
+    page.goto(copied)
+    expect(page.locator(".proponents li")).to_have_count(30)
+
+
+def test_a_card_is_saved(page: Page, server: Server) -> None:
+    open_screen(page, server, "picture/seed-00002.png")
+    for name, start in (("Attribution card", b"\x89PNG"), ("Card as PDF", b"%PDF")):
+        with page.expect_download() as download:
+            page.get_by_role("link", name=name).click()
+        assert Path(download.value.path()).read_bytes().startswith(start)
+
+
+def test_the_place_in_a_list_is_kept(page: Page, server: Server) -> None:
+    open_screen(page, server, "training")
+    following = page.get_by_role("button", name="Next page")
+    following.press("Enter")
+    expect(page.locator(".tiles li").first).to_contain_text("66")
+    expect(following).to_be_focused()
+    following.press("Enter")
+    expect(page.locator(".tiles li").first).to_contain_text("132")
+    page.locator(".tiles a").nth(3).click()
+    expect(page.locator("h2")).to_have_text("Training image 135")
+    expect(page.get_by_role("link", name="Next")).to_be_visible()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("h2")).to_have_text("Training image 136")
+    page.get_by_role("link", name="All training images").click()
+    expect(page.locator(".tiles li").first).to_contain_text("132")
+
+
+def test_forced_colours_show_bars_and_choices(page: Page, server: Server) -> None:
+    page.emulate_media(forced_colors="active")
+    open_screen(page, server, "picture/seed-00001.png")
+    expect(page.locator(".proponents li")).to_have_count(10)
+    colour = "one => getComputedStyle(one).backgroundColor"
+    bar, track = (page.locator(place).first.evaluate(colour) for place in (".proponents .bar span", ".proponents .bar"))
+    assert bar != track
+    chosen, other = (
+        page.locator(f"#sets input{place} + span").first.evaluate(colour) for place in (":checked", ":not(:checked)")
+    )
+    assert chosen != other

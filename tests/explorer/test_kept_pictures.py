@@ -99,7 +99,8 @@ def test_what_others_put_there_stays(own_run: Path) -> None:
     ids, opened = fill(own_run, MAX_PICTURES + 2), Run.open(own_run)
     store = features_of(opened, ids[0]) / "settings" / "queries-0-simple"
     (store / ".locks").mkdir(parents=True)
-    for name in ("manifest.json", "cost.json", "shard-00000.safetensors", ".locks/00000", "thesis.docx"):
+    ours = ("manifest.json", "cost.json", "checked.json", "shard-00000.safetensors", ".locks/00000")
+    for name in (*ours, "thesis.docx"):
         (store / name).write_text(name)
     elsewhere = own_run.parent / "elsewhere"
     elsewhere.mkdir()

@@ -40,8 +40,9 @@ def filled(folder: Path, manifest: Manifest = MANIFEST) -> FeatureStore:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a store, but for the time that it took."""
-    files = [path for path in sorted(folder.glob("*")) if path.is_file() and path.name != "cost.json"]
+    """Every file of a store, but for those with the time that it took and with the times of its files."""
+    others = ("cost.json", "checked.json")
+    files = [path for path in sorted(folder.glob("*")) if path.is_file() and path.name not in others]
     return {path.name: path.read_bytes() for path in files}
 
 
@@ -224,3 +225,30 @@ def test_one_cache_serves_several_objectives_and_refuses_another_setting(
     assert refused.code == 2
     assert "made with seed 0, not 5" in refused.error
     assert contents(tmp_path / "c/train-square") == before
+
+
+def test_a_checked_shard_is_read_again_only_after_it_has_changed(tmp_path: Path) -> None:
+    store = FeatureStore.create(tmp_path, replace(MANIFEST, rows=40))
+    for index, rows in enumerate(store.shards):
+        features = torch.ones(len(rows), store.dim)
+        features[3] = 0
+        store.write(index, features)
+    time.sleep(0.06)  # a file that changed just now may change again without a new time
+    digest = FeatureStore.open(tmp_path).digest
+    kept = FeatureStore.open(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dtrak.features.store._checksum", lambda features: pytest.fail("a shard was checked again"))
+        assert kept.missing() == []
+        assert kept.left_out() == [3, 35]
+        assert kept.digest == digest
+        assert [rows for rows, _ in kept.blocks(range(30, 34))] == [range(30, 34)]
+    path = tmp_path / "shard-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert FeatureStore.open(tmp_path).missing() == [1]
+    store.write(1, torch.ones(8, store.dim))
+    assert FeatureStore.open(tmp_path).digest != digest
+    assert FeatureStore.open(tmp_path).left_out() == [3]
+    (tmp_path / "checked.json").write_text("{")
+    assert FeatureStore.open(tmp_path).missing() == []

@@ -191,10 +191,23 @@ def test_pictures_drawn_in_other_steps_are_refused(tmp_path: Path) -> None:
     assert "in 4 steps" in refusal(model, drawn(model, tmp_path), ddim_steps=4)
 
 
-def test_a_step_that_the_trajectory_does_not_pass_is_refused(tmp_path: Path) -> None:
+def test_a_step_after_the_last_is_refused(tmp_path: Path) -> None:
     model = tiny.unet()
-    message = refusal(model, drawn(model, tmp_path), step=401)
-    assert message == "step 401: 5 steps of DDIM pass through 800, 600, … 0"
+    message = refusal(model, drawn(model, tmp_path), step=1000)
+    assert message == "step 1000: 5 steps of DDIM pass through 800, 600, … 0"
+
+
+@pytest.mark.parametrize(("step", "nearest"), [(401, 400), (305, 400), (299, 200), (999, 800), (3, 0)])
+def test_the_nearest_step_of_the_trajectory_is_taken_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int, nearest: int
+) -> None:
+    model = tiny.unet()
+    trajectories = Trajectories(model, drawn(model, tmp_path), STEPS, step)
+    assert trajectories.timesteps == (nearest,)
+    said = f"step {step}: 5 steps of DDIM pass through 800, 600, … 0; {nearest} is taken, which is the nearest"
+    assert said in " ".join(capsys.readouterr().err.split())
+    expected = ddim(model, SEEDS[0])[nearest]
+    torch.testing.assert_close(trajectories.tensor([0])[0, 0], expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("steps", [0, 1001])

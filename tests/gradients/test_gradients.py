@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 import tiny
 from dtrak import DiffusionModel
 from dtrak.errors import DtrakError, UsageError
+from dtrak.features.settings import FeatureSettings
 from dtrak.gradients.backward import can_share_a_pass
 from dtrak.gradients.featurizer import Copies, Featurizer
 from dtrak.gradients.objectives import OBJECTIVES, get_objective
@@ -103,7 +104,7 @@ def test_features_equal_the_papers_vmap() -> None:
 def test_a_feature_depends_on_its_image_alone(noise: str) -> None:
     """Not on batch size, order, company, or how many copies share a pass."""
     model, clean = tiny.unet(), tiny.clean_images(8)
-    copies = Copies((0, 300, 900), noise=noise)  # type: ignore[arg-type]
+    copies = Copies((0, 300, 900), noise=noise)
     expected = features(model, ["square"], copies, batch_size=1)(clean, range(8))
     for batch_size in (1, 3, 8):
         engine = features(model, ["square"], copies, batch_size=batch_size)
@@ -121,6 +122,29 @@ def test_noise_is_shared_unless_asked_otherwise() -> None:
     own = features(model, ["square"], Copies((0, 300), noise="per-image"))(twice, ["a", "b"])[0]
     torch.testing.assert_close(shared[0], shared[1])
     assert relative_error(own[0], own[1]) > 0.01
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7])
+def test_images_at_the_same_place_of_a_batch_share_noise(batch_size: int) -> None:
+    """In batches of 3 and shards of 7, rows have the places 0 1 2 0 1 2 0 | 0 1 2 …, however many share a pass."""
+    model, copies = tiny.unet(), Copies((0, 300), noise="by-place:3:7")
+    same = tiny.clean_images(1).repeat(10, 1, 1, 1)
+    found = features(model, ["square"], copies, batch_size=batch_size)(same, range(10))[0]
+    places = [0, 1, 2, 0, 1, 2, 0, 0, 1, 2]
+    for row, place in enumerate(places):
+        torch.testing.assert_close(found[row], found[place], rtol=1e-4, atol=1e-6)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert relative_error(found[one], found[other]) > 0.01
+    later = features(model, ["square"], copies, batch_size=batch_size)(same[:3], range(3), numbers=[5, 6, 7])[0]
+    torch.testing.assert_close(later, found[[2, 0, 0]], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text", ["by-place", "by-place:", "by-place:0", "by-place:52:0", "by-place:-1", "by-place:9:x"]
+)
+def test_noise_that_makes_no_sense_is_named(text: str) -> None:
+    with pytest.raises(UsageError, match=f"noise '{text}': give shared, per-image, by-place:BATCH"):
+        FeatureSettings(noise=text)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

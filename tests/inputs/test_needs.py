@@ -21,14 +21,25 @@ from tiny_benchmark import GENERATED, TRAIN, VALIDATION, random_halves, write_be
 
 QUERIES = VALIDATION.select([3, 0, 2])
 FROM_GRADIENTS = ["trak", "relative-if", "renormalized-if", "gradient-dot", "gradient-cosine", "d-trak"]
-NEED_NOTHING_MORE = ["random", "raw-pixel-dot", "raw-pixel-cosine", *FROM_GRADIENTS, "mixed-trak", "step-trak"]
+NEED_NOTHING_MORE = [
+    "random",
+    "raw-pixel-dot",
+    "raw-pixel-cosine",
+    "nda",
+    *FROM_GRADIENTS,
+    "mixed-trak",
+    "step-trak",
+    "ek-fac",
+    "das",
+]
 QUICK: dict[str, Any] = {"timesteps": 1, "projection_dim": 64}
 
 
 def stores(folder: Path) -> list[str]:
-    """The stores below a cache folder, without what tells one set of queries from another."""
+    """The stores below a cache folder, without what tells one set of queries, or one model, from another."""
     return sorted(
-        re.sub(r"-[0-9a-f]{8}-", "-", str(path.parent.relative_to(folder))) for path in folder.rglob("manifest.json")
+        re.sub(r"-[0-9a-f]{8}(?=[-/])", "", str(path.parent.relative_to(folder)))
+        for path in folder.rglob("manifest.json")
     )
 
 
@@ -110,12 +121,13 @@ def test_all_is_every_method_where_nothing_is_lacking(
     assert "Left out" not in capsys.readouterr().err
     of_model = ["journeys-simple", "queries-simple", "queries-square", "train-simple", "train-square"]
     of_mixed_trak = [f"{name}-{one}" for name in ("queries", "train") for one in ("avg", "interpolated(0)")]
-    of_step_trak = [f"{name}-{one}-copies" for name in ("queries", "train") for one in ("simple", "square")]
+    of_copies = [f"{name}-{one}-copies" for name in ("queries", "train") for one in ("simple", "square", "avg")]
     assert stores(tmp_path) == sorted(
         of_model
         + of_mixed_trak
-        + of_step_trak
-        + [f"step-{step}/{name}-simple" for step in (1, 2) for name in ("queries", "train")]
+        + of_copies
+        + ["whole/queries-simple", "whole/train-simple"]
+        + [f"step-{step}/{one}-simple{of}" for step in (1, 2) for one in ("queries", "train") for of in ("", "-copies")]
         + [f"subset-00{subset}-seed-0/{name}" for subset in (0, 1) for name in of_model]
     )
     alone = dtrak.attribute(tiny.unet(), TRAIN, method="journey-trak", **everything, **QUICK)
@@ -213,7 +225,7 @@ def test_queries_that_the_benchmark_does_not_know_are_refused_for_their_losses_a
 
 def test_only_so_many_subsets_and_models_count(everything: dict[str, Any], tmp_path: Path) -> None:
     """A comparison fits on the first subsets and reports on the others; an ensemble has a size."""
-    outcomes = dtrak.attribute(tiny.unet(), TRAIN, method="empirical-influence", subsets=5, **everything)
+    outcomes = dtrak.attribute(tiny.unet(), TRAIN, method="empirical-influence", retrained_count=5, **everything)
     masks = np.load(everything["retrained"] / "masks.npy")[:5]
     losses = np.load(everything["retrained"] / "generated_losses.npy").mean(1)[:5]
     for query, image in np.ndindex(3, 12):
@@ -223,7 +235,7 @@ def test_only_so_many_subsets_and_models_count(everything: dict[str, Any], tmp_p
             assert outcomes.values[query, image] == pytest.approx(expected, rel=1e-4, abs=1e-6)
     one, first, both = (
         dtrak.attribute(tiny.unet(), TRAIN, method="trak-ensemble", cache=tmp_path, **few, **everything, **QUICK).values
-        for few in ({"ensemble_size": 1}, {"subsets": 1}, {})
+        for few in ({"ensemble_size": 1}, {"retrained_count": 1}, {})
     )
     np.testing.assert_array_equal(one, first)
     assert not np.allclose(one, both)
@@ -232,7 +244,9 @@ def test_only_so_many_subsets_and_models_count(everything: dict[str, Any], tmp_p
 def test_models_of_later_subsets_do_not_count_among_the_first(tmp_path: Path) -> None:
     folder = write_benchmark(tmp_path / "bench", {"subset-005-seed-0": tiny.unet()})
     with pytest.raises(UsageError, match="--keep-models"):
-        dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="trak-ensemble", retrained=folder, subsets=3, **QUICK)
+        dtrak.attribute(
+            tiny.unet(), TRAIN, QUERIES, method="trak-ensemble", retrained=folder, retrained_count=3, **QUICK
+        )
 
 
 def test_folders_can_be_given_as_text(everything: dict[str, Any]) -> None:

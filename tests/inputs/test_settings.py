@@ -11,7 +11,7 @@ from dtrak.cli.scoring import OPTIONS
 from dtrak.inputs.settings import Settings
 from dtrak.runs.recipes import Attribution, load_recipe
 
-RUN_TIME = {"cache", "device", "engine"}  # of the call alone: where the work is done, and what it keeps
+RUN_TIME = {"top", "cache", "device", "engine"}  # of the call alone: where the work is done, and what it keeps
 
 
 def test_the_call_has_every_setting_by_name_type_and_default() -> None:

@@ -4,16 +4,20 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtrak.errors import UsageError
+from dtrak.gradients.projecting import make_projection
 from dtrak.kernels.damping import (
     GRIDS,
     Damping,
     agreed_dimension,
     bounded_agreement,
+    compared_images,
     damping_of_dimension,
+    for_scaled,
     scores_of_others,
 )
 from dtrak.kernels.preconditioner import ArrayRows, effective_dimension, mean_eigenvalue
@@ -56,6 +60,33 @@ def test_a_fraction_is_one_of_the_mean_eigenvalue() -> None:
     assert mean_eigenvalue(kernel) == pytest.approx((kernel.train**2).sum() / 15)
     assert Damping.parse(0.25).absolute(kernel) == pytest.approx(0.25 * mean_eigenvalue(kernel))
     assert Damping.parse("absolute:5").absolute(kernel) == 5
+
+
+def test_the_papers_dampings_of_unscaled_features_give_the_scores_of_scaled_ones() -> None:
+    """The paper's matrix is N(0, 1), ours is divided by √k; scores by an explicit inverse, as the authors have it."""
+    k, shapes = 24, {"weight": (5, 8), "bias": (5,)}
+    random = np.random.default_rng(0)
+    gradients = random.normal(size=(20, 45)).astype(np.float32) * np.arange(1, 46, dtype=np.float32) ** -1
+    matrix = torch.zeros(45, k)
+    dense = make_projection("dense", k, shapes, 0)
+    for name, part in {"weight": slice(0, 40), "bias": slice(40, 45)}.items():
+        dense.add(matrix[part], name, torch.eye(45)[part, part])
+    assert float(matrix.mul(k**0.5).std()) == pytest.approx(1, abs=0.05), "ours is not divided by √k"
+    unscaled = gradients @ (k**0.5 * matrix.numpy()).astype(np.float64)
+    train, queries = unscaled[:15], unscaled[15:]
+    features = (gradients @ matrix.numpy()).astype(np.float32)
+    kernel = decompose(ArrayRows(features[:15]))
+    coordinates = kernel.coordinates(features[15:])
+    for paper, ours in zip(GRIDS["paper"], for_scaled(GRIDS["paper"], k), strict=True):
+        inverse = np.linalg.inv(train.T @ train + paper.value * np.eye(k))
+        expected = queries @ inverse @ train.T
+        found = kernel.scores(coordinates, ours.absolute(kernel))
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+def test_rules_and_fractions_do_not_depend_on_the_scale() -> None:
+    assert for_scaled(GRIDS["log"], 4096) == GRIDS["log"]
+    assert for_scaled([Damping("auto")], 4096) == (Damping("auto"),)
 
 
 def test_the_papers_grid() -> None:
@@ -118,3 +149,16 @@ def test_scores_of_others_are_those_of_a_kernel_without_the_image_itself() -> No
     expected = (expected - expected.mean()) / np.linalg.norm(expected - expected.mean())
     np.testing.assert_allclose(np.delete(found, row), expected, rtol=1e-4, atol=1e-6)
     assert found[row] == 0
+
+
+def test_auto_compares_a_sample_of_many_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    views = noisy_views(10, 0.5, n=1500, k=60)
+    exact = agreed_dimension(*views)
+    assert compared_images(1500) == [slice(0, 1500)]
+    monkeypatch.setattr("dtrak.kernels.damping.STRETCHES", 12)
+    monkeypatch.setattr("dtrak.kernels.damping.STRETCH", 25)
+    sample = compared_images(1500)
+    assert len(sample) == 12
+    assert (sample[0].start, sample[-1].stop) == (0, 1500)
+    assert scores_of_others(views[0], np.array([3, 700]), np.array([4.0])).shape == (1, 2, 300)
+    assert agreed_dimension(*views) == pytest.approx(exact, rel=0.2)

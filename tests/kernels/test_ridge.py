@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak.errors import DtrakError
-from dtrak.kernels.preconditioner import mean_eigenvalue
+from dtrak.kernels.preconditioner import ArrayRows, mean_eigenvalue
 from dtrak.kernels.ridge import RidgeKernel, decompose
 
 
@@ -136,3 +136,25 @@ def test_trak_is_the_influence_function_of_a_linear_model() -> None:
     slopes = (up - down) / (2 * step)
     found = scores(decompose(Rows(x.astype(np.float32))), query.astype(np.float32), damping)[0]
     np.testing.assert_allclose(-residuals * found, slopes, rtol=1e-3, atol=1e-6)
+
+
+def test_for_many_images_the_features_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, queries = random_features(60, 12, 5)
+    train[7] = 0
+    kept, read = decompose(ArrayRows(train)), decompose(ArrayRows(train))
+    monkeypatch.setattr("dtrak.kernels.ridge.KEPT_BYTES", 0)
+    assert read.train is None
+    monkeypatch.undo()
+    assert kept.train is not None
+    assert kept.images == read.images == 59
+    some = slice(5, 40)
+    for damping in (1e-2, 1, 100):
+        expected = scores(kept, queries, damping)
+        np.testing.assert_allclose(scores(read, queries, damping), expected, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(
+            read.scores(read.coordinates(queries), damping, some), expected[:, some], rtol=1e-3, atol=1e-6
+        )
+        for of in ("self_influence", "preconditioned_norms"):
+            np.testing.assert_allclose(getattr(read, of)(damping), getattr(kept, of)(damping), rtol=1e-5)
+    np.testing.assert_allclose(read.norms(some), kept.norms(some), rtol=1e-5)
+    np.testing.assert_allclose(read.train_coordinates([3, 50]), kept.train_coordinates([3, 50]), rtol=1e-6, atol=1e-9)

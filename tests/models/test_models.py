@@ -114,7 +114,7 @@ def change_json(path: Path, **changes: object) -> None:
         (
             "unet/config.json",
             {"_class_name": "UNet2DConditionModel"},
-            "its network is a UNet2DConditionModel; a UNet2DModel",
+            "its network is a UNet2DConditionModel, not a UNet2DModel",
         ),
         ("unet/config.json", {"num_class_embeds": 10}, "its weights lack class_embedding"),
         ("unet/config.json", {"sample_size": None}, "does not give the sample_size"),

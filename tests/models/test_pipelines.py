@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from dtrak.errors import UsageError
 from dtrak.models import load_model, new_model, save_model
-from dtrak.models.settings import LoRA, StableDiffusionSettings
+from dtrak.models.families.stable_diffusion import StableDiffusionSettings
+from dtrak.models.settings import LoRA
 from hub import hub_of
 from tiny_stable_diffusion import SIDE
 
@@ -60,7 +61,7 @@ def test_weights_in_every_form(base: Path, form: str, tmp_path: Path) -> None:
     for part, other in (
         (expected.network, found.network),
         (expected.autoencoder.network, found.autoencoder.network),
-        (expected.prompts.encoder.network, found.prompts.encoder.network),
+        (expected.prompts.encoder.pipeline.text_encoder, found.prompts.encoder.pipeline.text_encoder),
     ):
         for (name, value), same in zip(part.named_parameters(), other.parameters(), strict=True):
             assert same.dtype == torch.float32, name
@@ -170,7 +171,7 @@ def test_pipelines_of_other_kinds_are_refused_before_they_are_fetched(
     other = Path(shutil.copytree(base, tmp_path / "hub" / "someone" / "xl"))
     shutil.copytree(other / "text_encoder", other / "text_encoder_2")
     with hub_of(tmp_path / "hub", tmp_path / "cache", monkeypatch) as files:
-        with pytest.raises(UsageError, match="someone/xl: only pipelines with one CLIP text encoder"):
+        with pytest.raises(UsageError, match="someone/xl: its text encoder is not the one CLIP"):
             load_model("someone/xl")
         assert not weights_among(files)
 

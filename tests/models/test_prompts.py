@@ -63,7 +63,7 @@ def test_prompts_of_images(
 def test_images_without_a_prompt_are_named(base: Path, paintings: Images, capsys: pytest.CaptureFixture[str]) -> None:
     bare = replace(paintings.select([0, 1]), columns={})
     view = model_inputs(load_model(str(base)), bare)
-    assert view.prompts == ["", ""]
+    assert view.texts == ["", ""]
     assert f"No prompt for all images of {paintings.source}: the empty prompt is used" in capsys.readouterr().err
     model_inputs(load_model(str(base), prompt="by {artist}"), paintings)
     assert f"Prompts of 18 images of {paintings.source}: “by {{artist}}” filled in" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from dtrak.images.images import Images, load_images
 from dtrak.models import DiffusionModel, load_model, save_model
 from dtrak.models.memory import PeakMemory
 from dtrak.models.sampling import sample
-from dtrak.models.text_encoders import ClipText
+from dtrak.models.text_encoders import PipelineText
 from dtrak.noise import gaussian
 from tiny_stable_diffusion import SIDE, save_paintings, save_pipeline, trainer_of
 
@@ -208,7 +208,7 @@ def test_latents_and_embeddings_are_computed_once(base: Path, paintings: Images,
     assert model.prompts is not None
     model.autoencoder.network.encoder.register_forward_hook(lambda *_: pytest.fail("it was encoded again"))
     words = []
-    model.prompts.encoder.network.register_forward_hook(lambda *_: words.append(1))
+    model.prompts.encoder.pipeline.text_encoder.register_forward_hook(lambda *_: words.append(1))
     again = model_inputs(model, paintings, tmp_path)
     assert len(words) == 1  # for the shape
     assert torch.equal(first.latents[0], again.latents[0])
@@ -247,8 +247,10 @@ def test_fingerprints(base: Path, lora: Path) -> None:
         assert model.autoencoder is not None
         assert model.prompts is not None
         encoder = model.prompts.encoder
-        assert isinstance(encoder, ClipText)
-        network = {"network": model.network, "autoencoder": model.autoencoder.network, "prompts": encoder.network}[part]
+        vars(encoder).pop("fingerprint", None)
+        assert isinstance(encoder, PipelineText)
+        text = encoder.pipeline.text_encoder
+        network = {"network": model.network, "autoencoder": model.autoencoder.network, "prompts": text}[part]
         with torch.no_grad():
             next(value for name, value in network.named_parameters() if "lora_" not in name).add_(1)
         changed = DiffusionModel(
@@ -256,7 +258,7 @@ def test_fingerprints(base: Path, lora: Path) -> None:
             model.scheduler,
             model.shape,
             autoencoder=replace(model.autoencoder),
-            prompts=replace(model.prompts, encoder=replace(encoder)),
+            conditioner=model.prompts,
         )
         assert changed.fingerprint not in found
         found.add(changed.fingerprint)

@@ -80,7 +80,7 @@ def wrapped(kind: str) -> DiffusionModel:
     torch.manual_seed(0)
     flow = FlowMatchEulerDiscreteScheduler(shift=3.0)
     network, scheduler = (SD3(), flow) if kind == "SD3" else (SDXL(), DDPMScheduler())
-    return DiffusionModel(network, scheduler, SHAPE, prompts=Prompts(LettersAndLength(), "{label}"))
+    return DiffusionModel(network, scheduler, SHAPE, conditioner=Prompts(LettersAndLength(), "{label}"))
 
 
 def training_loss(model: DiffusionModel, clean: Tensor, noise: Tensor, t: int, told: Condition) -> Tensor:
@@ -123,7 +123,7 @@ def test_a_wrapped_latent_model_is_attributed(tmp_path: Path) -> None:
         latent_channels=1,
     ).eval()
     prompts = Prompts(LettersAndLength())
-    model = DiffusionModel(SDXL(), DDPMScheduler(), SHAPE, autoencoder=Autoencoder(vae), prompts=prompts)
+    model = DiffusionModel(SDXL(), DDPMScheduler(), SHAPE, autoencoder=Autoencoder(vae), conditioner=prompts)
     pictures = load_images(str(save_paintings(tmp_path / "pictures", 4)))
     scores = attribute(model, pictures, pictures, timesteps=2, parameters="attentions", cache=tmp_path / "features")
     assert (scores.values.argmax(1) == np.arange(4)).all()

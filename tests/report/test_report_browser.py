@@ -79,7 +79,15 @@ def test_the_demo_s_report_opens_from_the_disk(page: Page, finished_run: Path) -
 
 def test_every_section_of_a_full_run_is_there(full: Page) -> None:
     links = full.locator("nav a").evaluate_all("all => all.map((one) => one.getAttribute('href'))")
-    assert links == ["#pictures", "#self-influence", "#credit-label", "#counterfactuals", "#curves"]
+    assert links == [
+        "#pictures",
+        "#credit-label",
+        "#trust",
+        "#self-influence",
+        "#counterfactuals",
+        "#curves",
+        "#facts",
+    ]
     for link in links:
         full.locator(f'nav a[href="{link}"]').click()
         expect(full.locator(link)).to_be_in_viewport()
@@ -275,7 +283,7 @@ def test_a_phone_shows_it_all_without_scrolling_sideways(full: Page) -> None:
 
 def test_print_has_pictures_and_no_controls(full: Page) -> None:
     full.emulate_media(media="print")
-    for selector in ("#filters", "nav", "details", ".which"):
+    for selector in ("#filters", "nav", ".curves details", ".which"):
         expect(full.locator(selector).first).to_be_hidden()
     expect(full.locator("article").first).to_be_visible()
     assert full.locator(".thumbnail").first.evaluate("one => getComputedStyle(one).printColorAdjust") == "exact"
@@ -316,3 +324,33 @@ def test_thousands_of_images_stay_small_and_quick(page: Page, tmp_path: Path) ->
     assert table.locator("th[scope=row]").all_inner_texts() == [*groups[largest], "28 more"]
     said = [float(text.rstrip("%")) for text in table.locator(".value").all_inner_texts()]
     assert sum(said) == pytest.approx(100, abs=0.2)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_has_nothing_to_say(full: Page, scheme: Any) -> None:
+    from browser import assert_accessible  # which pytest has to load first
+
+    full.emulate_media(color_scheme=scheme)
+    full.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    full.evaluate("document.querySelectorAll('article:nth-child(n + 4)').forEach((one) => one.remove())")  # all alike
+    assert_accessible(full)
+
+
+def test_pictures_come_first_and_settings_are_folded(full: Page) -> None:
+    heads = full.locator("main h2").all_inner_texts()
+    assert (heads[0], heads[-1]) == ("Pictures", "Settings")
+    expect(full.locator(".settings dl")).to_be_hidden()
+    full.locator(".settings summary").click()
+    expect(full.locator(".settings dl")).to_contain_text("directions")
+
+
+def test_print_says_how_the_pictures_were_filtered(full: Page) -> None:
+    expect(full.locator("#filtered")).to_be_hidden()
+    choose(full, "d-trak")
+    full.select_option("[name=class]", "3")
+    full.select_option("[name=order]", "score")
+    full.emulate_media(media="print")
+    count = len(shown(full))
+    told = f"Scores by d-trak, {count} of 40 pictures, only label 3, sorted by strongest score."
+    expect(full.locator("#filtered")).to_have_text(told)
+    expect(full.locator(".settings dl")).to_be_visible()

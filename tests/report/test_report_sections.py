@@ -13,25 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrak.attribution.scores import Scores, load_scores, save_scores
+from dtrak.attribution.self_influence import self_influence_by_class
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.comparison import Comparison, Result
 from dtrak.evaluation.counterfactual import Counterfactual, Effect, write_result
 from dtrak.evaluation.lds import LDS
 from dtrak.evaluation.run_evaluation import save_comparison
 from dtrak.features.store import Cost
+from dtrak.figures import thumbnails
+from dtrak.figures.thumbnails import ShownPicture, embedded
 from dtrak.files import write_text
 from dtrak.images.images import load_images
-from dtrak.report import thumbnails, write_report
+from dtrak.report import write_report
 from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
-from dtrak.report.overview import trust
 from dtrak.report.plots import TOP, nice_ticks, plain_value, plot, x_tick_values
-from dtrak.report.selfinfluence import self_influence_by_class
-from dtrak.report.thumbnails import ShownPicture, embedded
-from dtrak.report.wording import described
+from dtrak.report.trust import trust
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
+from dtrak.wording import described
 from report_runs import make_run
 
 SETTINGS = {
@@ -66,6 +67,7 @@ def measure(
                 lds + 2,
             ),
             0.1,
+            5.0,
             2.0,
             Cost(),
             0.0,
@@ -83,7 +85,7 @@ def sections(run: Run) -> set[str]:
 
 
 def test_a_section_appears_only_with_what_it_is_about(run: Run) -> None:
-    always = {"reading", "facts", "pictures", "self-influence", "credit-label"}
+    always = {"reading", "facts", "trust", "pictures", "self-influence", "credit-label"}
     assert sections(run) == always
     measure(run, {"trak": 40})
     assert sections(run) == always  # one comparison is no curve
@@ -363,8 +365,8 @@ def test_credit_of_one_picture_is_its_shares(run: Run) -> None:
     assert [share for _, share in kept["groups"]] == pytest.approx(expected, abs=0.006)
     assert kept["shares"].keys() == {"trak", "d-trak", "random"}
     for row, largest in zip(shares, kept["shares"]["trak"], strict=True):
-        assert [place for place, _ in largest] == np.argsort(-row, kind="stable")[:12].tolist()
-        assert [share for _, share in largest] == pytest.approx(np.sort(100 * row)[::-1][:12], abs=0.051)
+        assert [place for place, *_ in largest] == np.argsort(-row, kind="stable")[:12].tolist()
+        assert [share for _, share, *_ in largest] == pytest.approx(np.sort(100 * row)[::-1][:12], abs=0.051)
 
 
 def test_pictures_beyond_the_budget_become_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

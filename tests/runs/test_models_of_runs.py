@@ -80,7 +80,7 @@ def test_a_lora_must_be_the_recipes(painting_recipe: Path, base: Path, tmp_path:
         refused(lambda changed=changed: changed.check_model_is_the_recipes(run.model()), said)  # type: ignore[misc]
     shutil.rmtree(run.folder / "model")
     shutil.copytree(base, run.folder / "model")
-    refused(lambda: run.check_model_is_the_recipes(run.model()), "Stable Diffusion without a LoRA")
+    refused(lambda: run.check_model_is_the_recipes(run.model()), "stable-diffusion without a LoRA")
 
 
 # what counts as done

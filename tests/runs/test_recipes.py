@@ -13,7 +13,8 @@ from dtrak.errors import UsageError
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.selection import chosen_rows
-from dtrak.models.settings import DDPMSettings, StableDiffusionSettings
+from dtrak.models.families.stable_diffusion import StableDiffusionSettings
+from dtrak.models.settings import DDPMSettings
 from dtrak.runs.recipes import dump_recipe, load_recipe, recipe_names, recipe_text
 from dtrak.runs.run import Run
 
@@ -260,10 +261,16 @@ def test_what_is_no_mapping_is_no_recipe(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model": {"kind": "gan"}}, "model: Its kind should be ddpm or stable-diffusion (it says {'kind': 'gan'"),
+        ({"model": {"kind": "gan"}}, "model: Its kind should be ddpm or stable-diffusion or "),
         ({"model": {"kind": "stable-diffusion"}}, "model.base: Field required"),
-        ({"generation": {"guidance": 7.5}}, "generation.guidance is 7.5, but a ddpm has no prompts"),
-        ({"training": {"prompt_dropout": 0.1}}, "training.prompt_dropout is 0.1, but a ddpm has no prompts"),
+        (
+            {"generation": {"guidance": 7.5}},
+            "generation.guidance is 7.5, but this ddpm takes no prompts and no classes",
+        ),
+        (
+            {"training": {"prompt_dropout": 0.1}},
+            "training.prompt_dropout is 0.1, but this ddpm takes no prompts and no classes",
+        ),
         ({"data": {"select": {"count": 5, "per_class": 2}}}, "a selection has count 5 and per_class 2: give one"),
     ],
 )

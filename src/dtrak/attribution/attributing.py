@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeVar, overload
 
-from dtrak.attribution.preparing import Data, Model, prepare
+from dtrak.attribution.asked import remember
+from dtrak.attribution.preparing import ChosenParameters, Data, Model, opened, pattern_of, prepare
 from dtrak.attribution.scores import Scores
-from dtrak.attribution.scoring import score
+from dtrak.attribution.scoring import score, strongest
 from dtrak.engines import Engine
+from dtrak.errors import UsageError
 from dtrak.features.encoders import ENCODERS, LoadEncoder
 from dtrak.features.featurizing import MakeProjection
 from dtrak.features.settings import DEFAULT_ENCODER
@@ -16,6 +18,7 @@ from dtrak.gradients.objectives import OBJECTIVES, Objective
 from dtrak.gradients.projecting import PROJECTIONS
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
+from dtrak.limits import check_number
 from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
 from dtrak.registry import Registry
 
@@ -23,7 +26,7 @@ Registered = TypeVar("Registered")
 
 
 @overload
-def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well; the first overload counts
+def attribute(  # a name is a sequence as well; the first overload counts
     model: Model,
     train: Data,
     queries: Data,
@@ -31,10 +34,10 @@ def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well
     *,
     timesteps: int | str = ...,
     draws: int = ...,
-    noise: Literal["shared", "per-image"] = ...,
+    noise: str = ...,
     projection: str | MakeProjection | None = ...,
     projection_dim: int = ...,
-    parameters: str | None = ...,
+    parameters: ChosenParameters | None = ...,
     seed: int = ...,
     projection_seed: int | None = ...,
     dtype: str = ...,
@@ -50,13 +53,14 @@ def attribute(  # type: ignore[overload-overlap]  # a name is a sequence as well
     checkpoint_count: int = ...,
     retrained: str | Path | None = ...,
     ensemble_size: int = ...,
-    subsets: int | None = ...,
+    retrained_count: int | None = ...,
     output: str = ...,
     encoder: str | LoadEncoder = ...,
     step: int | None = ...,
     ddim_steps: int = ...,
     guidance: float | None = ...,
     latents: str | Path | None = ...,
+    top: int | None = ...,
     cache: str | Path | None = ...,
     device: str | None = ...,
     engine: Engine | None = ...,
@@ -72,10 +76,10 @@ def attribute(
     *,
     timesteps: int | str = ...,
     draws: int = ...,
-    noise: Literal["shared", "per-image"] = ...,
+    noise: str = ...,
     projection: str | MakeProjection | None = ...,
     projection_dim: int = ...,
-    parameters: str | None = ...,
+    parameters: ChosenParameters | None = ...,
     seed: int = ...,
     projection_seed: int | None = ...,
     dtype: str = ...,
@@ -91,13 +95,14 @@ def attribute(
     checkpoint_count: int = ...,
     retrained: str | Path | None = ...,
     ensemble_size: int = ...,
-    subsets: int | None = ...,
+    retrained_count: int | None = ...,
     output: str = ...,
     encoder: str | LoadEncoder = ...,
     step: int | None = ...,
     ddim_steps: int = ...,
     guidance: float | None = ...,
     latents: str | Path | None = ...,
+    top: int | None = ...,
     cache: str | Path | None = ...,
     device: str | None = ...,
     engine: Engine | None = ...,
@@ -112,10 +117,10 @@ def attribute(
     *,
     timesteps: int | str = 10,
     draws: int = 1,
-    noise: Literal["shared", "per-image"] = "shared",
+    noise: str = "shared",
     projection: str | MakeProjection | None = None,
     projection_dim: int = 4096,
-    parameters: str | None = None,
+    parameters: ChosenParameters | None = None,
     seed: int = 0,
     projection_seed: int | None = None,
     dtype: str = "float32",
@@ -131,13 +136,14 @@ def attribute(
     checkpoint_count: int = 4,
     retrained: str | Path | None = None,
     ensemble_size: int = 8,
-    subsets: int | None = None,
+    retrained_count: int | None = None,
     output: str = "simple",
     encoder: str | LoadEncoder = DEFAULT_ENCODER,
     step: int | None = None,
     ddim_steps: int = 50,
     guidance: float | None = None,
     latents: str | Path | None = None,
+    top: int | None = None,
     cache: str | Path | None = None,
     device: str | None = None,
     engine: Engine | None = None,
@@ -148,12 +154,27 @@ def attribute(
     the result is a dictionary by name, and they share the features that they have in common. "all" stands for every
     method whose needs are met. An `objective`, which is a name or a function, replaces D-TRAK's L_Square; if it is
     given without `method`, the method is D-TRAK. A `projection` and an `encoder` may be functions as well, of the kinds
-    in `PROJECTIONS` and `ENCODERS`. `damping` is "auto", "spectrum", a fraction of the mean eigenvalue of
+    in `PROJECTIONS` and `ENCODERS`. `parameters` is a regular expression, a list of names, or a function of a name and
+    its parameter. `damping` is "auto", "spectrum", a fraction of the mean eigenvalue of
     ΦΦᵀ, or "absolute:λ" (see `dtrak.kernels.damping`).
+
+    With `top`, the scores hold only so many of the highest and of the lowest ones of each query, for large training
+    sets; credit is still computed from the scores of all images.
 
     `cache` is a folder that keeps the features: the next call with the same training images computes only the features
     of its queries. An `engine` computes gradients on its workers (see `dtrak.engines`). `Settings` explains the others.
+
+    >>> import dtrak
+    >>> model = dtrak.load_model("runs/digits/model")
+    >>> train = dtrak.load_images("digits:train").first(50)
+    >>> queries = dtrak.load_images("runs/digits/generated").first(2)
+    >>> scores = dtrak.attribute(model, train, queries, "d-trak", timesteps=2, parameters="conv_out")
+    >>> scores.values.shape
+    (2, 50)
     """
+    if parameters is not None and not isinstance(parameters, str):
+        model, device = opened(model, device)
+        parameters = pattern_of(model.parameters(parameters))
     settings = Settings(
         timesteps=timesteps,
         draws=draws,
@@ -176,7 +197,7 @@ def attribute(
         checkpoint_count=checkpoint_count,
         retrained=_path(retrained),
         ensemble_size=ensemble_size,
-        subsets=subsets,
+        retrained_count=retrained_count,
         output=output,
         encoder=_name(ENCODERS, encoder),
         step=step,
@@ -185,9 +206,13 @@ def attribute(
         latents=_path(latents),
     )
     several = not isinstance(method, str | Method | None)
+    if several and not (isinstance(method, Sequence) and all(isinstance(one, str | Method) for one in method)):
+        raise UsageError(f"method {method!r}: give a name from `dtrak methods`, a Method, or a list of these")
     chosen = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
     names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in chosen]
-    scores = attribute_with(model, train, queries, names, settings, cache=cache, device=device, engine=engine)
+    scores = attribute_with(model, train, queries, names, settings, top=top, cache=cache, device=device, engine=engine)
+    if cache is not None and isinstance(model, str | Path) and isinstance(train, str | Path):
+        remember(Path(cache), (str(model), None, None), str(train), None, names, settings)
     return scores if several or names == [EVERY_METHOD] else scores[names[0]]
 
 
@@ -198,15 +223,20 @@ def attribute_with(
     methods: Sequence[str],
     settings: Settings,
     *,
+    top: int | None = None,
     cache: str | Path | None = None,
     device: str | None = None,
     engine: Engine | None = None,
 ) -> dict[str, Scores]:
     """Do the same as `attribute` with one settings object and methods by name. Return the scores by method."""
     damping = Damping.parse(settings.damping)
-    with kept_until_done(None if cache is None else Path(cache)) as folder:
+    if top is not None:
+        check_number("top", top)
+    with kept_until_done(_path(cache)) as folder:
         task, chosen = prepare(model, train, queries, methods, settings, folder, device, engine)
-        return {one.name: score(task, one, damping) for one in chosen}
+        if top is None:
+            return {one.name: score(task, one, damping) for one in chosen}
+        return {one.name: strongest(task, one, damping, top) for one in chosen}
 
 
 def _name(registry: Registry[Registered], given: str | Registered) -> str:
@@ -215,4 +245,6 @@ def _name(registry: Registry[Registered], given: str | Registered) -> str:
 
 
 def _path(given: str | Path | None) -> Path | None:
+    if not isinstance(given, str | Path | None):
+        raise UsageError(f"{given!r} is a {type(given).__name__}: give the path of a folder")
     return None if given is None else Path(given)

@@ -1,7 +1,6 @@
 """Tables of credit: each group's share of the positive scores, for all pictures together and for each picture."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from dtrak.attribution.scores import Credit, Scores
 from dtrak.errors import UsageError
@@ -38,14 +37,7 @@ def credit_tables(scores: Scores, by: str, only: Sequence[str] = (), top: int | 
     count = len(scores.query_ids)
     heads = [by, "images", "share", "low", "high"]
     together = rows(scores, ALL)
-    apart = [
-        row
-        for query in range(count)
-        for row in rows(
-            replace(scores, values=scores.values[[query]], query_ids=scores.query_ids[[query]]),
-            str(scores.query_ids[query]),
-        )
-    ]
+    apart = [row for query in range(count) for row in rows(scores.of_queries([query]), str(scores.query_ids[query]))]
     what = f"over {count:,} pictures" if count > 1 else "if each group had shown other images of its own"
     notes = [
         f"Shares of the positive scores of {scores.method}; low and high: 95 % interval {what}. Of a picture, credit "

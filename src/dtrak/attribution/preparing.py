@@ -1,14 +1,16 @@
 """Make a task: open the model and the images, and check everything before the long work begins."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from dtrak.devices import devices
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.gradients.objectives import get_objective
 from dtrak.images.images import Images, load_images
+from dtrak.images.objects import images_from
 from dtrak.inputs.gradients import Gradients
 from dtrak.inputs.settings import Settings
 from dtrak.inputs.task import Task
@@ -17,10 +19,15 @@ from dtrak.methods import EVERY_METHOD, Method, chosen_methods, needed_by
 from dtrak.progress import say
 
 if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
     from dtrak.models import DiffusionModel
 
-Model = Union["DiffusionModel", str, Path]  # a model, or what `load_model` takes
-Data = Images | str | Path  # images, or what `load_images` takes
+# A model, a pipeline of diffusers, or what `load_model` takes.
+Model = Union["DiffusionModel", "DiffusionPipeline", str, Path]
+# Chooses parameters: a regular expression, names, or a function of a name and its parameter.
+ChosenParameters = str | Sequence[str] | Callable[[str, Any], bool]
+Data = Any  # images, what `load_images` takes, or what `images_from` takes
 
 
 def prepare(
@@ -40,16 +47,12 @@ def prepare(
     With `tries_dampings`, the caller will try fixed dampings, so the features that the rule `auto` compares are not
     needed, whatever the settings say.
     """
-    from dtrak.models import DiffusionModel, load_model
-
     chosen = chosen_methods(methods)
     check_objective(chosen, settings.objective)
-    if not isinstance(model, DiffusionModel):
-        model, device = load_model(str(model)), device or devices()[0]
-    train = train if isinstance(train, Images) else load_images(str(train))
-    queries = queries if isinstance(queries, Images) else load_images(str(queries))
-    if model.prompts is not None:
-        model.prompts.check(train)
+    model, device = opened(model, device)
+    train, queries = images_from(train, name="train"), images_from(queries, name="queries")
+    if model.conditions is not None:
+        model.conditions.check(train)
     model = model.fitted_to(train.shape)
     model.check_fits(queries.shape, queries.source)
     model.to(device or model.device)
@@ -57,6 +60,46 @@ def prepare(
     chosen = _possible(task, chosen) if list(methods) == [EVERY_METHOD] else _checked(task, chosen)
     damping = None if tries_dampings else Damping.parse(settings.damping)
     return task.needing(needed_by(chosen, settings.objective, damping)), chosen
+
+
+def opened(model: Model, device: str | None) -> tuple["DiffusionModel", str | None]:
+    """Open a model, and return it with its device: one that was a name goes to the GPU if there is one."""
+    from dtrak.models import load_model, wrap
+
+    if isinstance(model, str | Path):
+        return load_model(str(model)), device or devices()[0]
+    return wrap(model), device
+
+
+def fitting_images(source: str, model: "DiffusionModel", size: int | None = None) -> tuple[Images, int | None]:
+    """Load images in a shape that a model takes, and return them with their size if they were resized.
+
+    Without a `size`, images of another shape are cut to the central square and resized to the model's.
+    """
+    channels, height, width = model.image_shape
+    try:
+        plain = load_images(source, size=size)
+    except UsageError:  # they may differ in size
+        if size is not None or height != width:
+            raise
+        plain = None
+    if size is not None or height != width or (plain is not None and _fits(plain, model)):
+        assert plain is not None
+        return plain, size
+    resized = load_images(
+        source, size=height, channels=channels if plain is None or plain.shape[0] != channels else None
+    )
+    say(f"{source}: images are resized to {width}×{height} pixels, for which {model.source} was made")
+    return resized, height
+
+
+def _fits(images: Images, model: "DiffusionModel") -> bool:
+    return model.fitted_to(images.shape).image_shape == images.shape
+
+
+def pattern_of(parameters: Mapping[str, object]) -> str:
+    """Return the regular expression that matches these names and no others."""
+    return f"^({'|'.join(map(re.escape, parameters))})$"
 
 
 def _checked(task: Task, methods: list[Method]) -> list[Method]:

@@ -1,11 +1,15 @@
 """Scores: one number for every training image and every query. A positive score marks a proponent, for all methods.
 
 On disk, scores are an .npz file with `values`, `train_ids` and `query_ids`. It also has the columns of the training
-images as `train_column.NAME`, so that credit can be computed later, and `self_influence` if the method has it.
+images as `train_column.NAME`, so that credit can be computed later, `self_influence` if the method has it, and the λ
+that was used as `damping` (relative, absolute, directions kept, rank) with its `damping_rule`.
+
+Scores may hold only the strongest images of each query. Then `values`, `train_ids` and columns are [Q, H], the highest
+score first, and `positions` [Q, H] are the images' places among all `images`.
 """
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,17 +17,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrak.attribution import score_tables as tables
+from dtrak.attribution import showing
+from dtrak.attribution.held import MOST_GROUPS, Groups, Held, grouped, held_arrays
+from dtrak.attribution.score_arrays import fields_by_method
+from dtrak.attribution.score_tables import COLUMN
+from dtrak.attribution.used_damping import UsedDamping
 from dtrak.errors import DtrakError, UsageError
-from dtrak.files import readable, write_bytes, write_text
+from dtrak.files import write_bytes, write_text
 from dtrak.images.metadata import plain_column
 from dtrak.noise import stream
-from dtrak.spreadsheets import harmless, quoting
 
 if TYPE_CHECKING:
     import pandas
 
-COLUMN = "train_column."
-RESERVED = ("query", "rank", "train", "score", "method")  # the heads of a table that are not columns of images
+    from dtrak.figures import PaperFigure
+    from dtrak.images.images import Images
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,17 @@ class Credit:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """values [Q, N] float32: how much training on image n lowers the loss of query q, up to one factor for all."""
+    """values [Q, N] float32: how much training on image n lowers the loss of query q, up to one factor for all.
+
+    `dtrak.attribute` returns them, and `Scores.load` reads them from a file:
+
+    >>> import dtrak
+    >>> scores = dtrak.Scores.load("runs/digits/scores.npz")
+    >>> scores.values.shape
+    (60, 1000)
+    >>> len(scores.top(3)[0])  # the three strongest proponents of the first query
+    3
+    """
 
     values: NDArray[np.float32]
     train_ids: NDArray[Any]
@@ -56,29 +75,113 @@ class Scores:
     method: str
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of the training images, each [N]
     self_influence: NDArray[np.float32] | None = None  # [N], of the kernel: τ(x^n)_n, from 0 to 1
+    damping: UsedDamping | None = None  # the λ that was used; None if the method has none, or if it is not known
+    train: "Images | None" = None  # the images themselves, for figures; a file of scores does not have them
+    queries: "Images | None" = None
+    held: Held | None = None  # if only the strongest are held: values, train_ids and columns are [Q, H]
+
+    @property
+    def images(self) -> int:
+        """Return N, how many training images were scored."""
+        return len(self.train_ids) if self.held is None else self.held.images
+
+    def __repr__(self) -> str:
+        return showing.text(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html(self)
+
+    def only(self, count: int) -> "Scores":
+        """Return the scores of the first `count` queries."""
+        return self.of_queries(range(len(self.values))[:count])
+
+    def one(self, place: int) -> "Scores":
+        """Return the scores of one query, by its place."""
+        return self.of_queries([place])
+
+    def plot(
+        self,
+        queries: int | Sequence[Any] = 4,
+        top: int = 5,
+        bottom: int = 3,
+        *,
+        train: "Images | None" = None,
+        query_images: "Images | None" = None,
+    ) -> "PaperFigure":
+        """Draw queries with their strongest proponents and opponents: the first ones, or those with these ids.
+
+        A notebook shows the figure; `.save("figure.pdf")` writes it. Scores from a file need `train` and
+        `query_images`, as the file has no images.
+
+        >>> import dtrak
+        >>> run = dtrak.open_run("runs/digits")
+        >>> run.scores().plot(2).save("figure.svg")
+        """
+        return showing.plot(self, queries, top, bottom, train, query_images)
+
+    def plot_credit(self, by: str, groups: int = 12) -> "PaperFigure":
+        """Draw the shares of the largest groups as bars, with their intervals.
+
+        >>> import dtrak
+        >>> dtrak.open_run("runs/digits").scores().plot_credit(by="label").save("credit.pdf")
+        """
+        return showing.plot_credit(self, by, groups)
+
+    def plot_self_influence(
+        self, each: int = 4, classes: int = 10, *, least: int | None = None, train: "Images | None" = None
+    ) -> "PaperFigure":
+        """Draw the `each` most and the `least` least self-influential training images of the largest classes.
+
+        >>> import dtrak
+        >>> dtrak.open_run("runs/digits").scores().plot_self_influence().save("self-influence.pdf")
+        """
+        return showing.plot_self_influence(self, each, classes, least, train)
 
     def top(self, count: int = 5) -> list[list[Match]]:
-        """Return the `count` strongest proponents of each query, the strongest first."""
-        return self._ranked(-self.values, count)
+        """Return the `count` strongest proponents of each query, the strongest first. Only held ones are returned.
+
+        >>> import dtrak
+        >>> first = dtrak.Scores.load("runs/digits/scores.npz").top(5)[0]
+        >>> first[0].score > first[1].score > 0
+        True
+        """
+        return self._matches(self.order(count))
 
     def bottom(self, count: int = 3) -> list[list[Match]]:
-        """Return the `count` strongest opponents of each query, the strongest first."""
-        return self._ranked(self.values, count)
+        """Return the `count` strongest opponents of each query, the strongest first. Only held ones are returned."""
+        return self._matches(self.order(count, lowest=True))
 
-    def _ranked(self, keys: NDArray[np.float32], count: int) -> list[list[Match]]:
-        order = np.argsort(keys, axis=1, kind="stable")[:, :count]
-        return [[self.match(int(n), float(self.values[query, n])) for n in row] for query, row in enumerate(order)]
+    def order(self, count: int | None, lowest: bool = False) -> NDArray[np.int64]:
+        """Return the places in `values` of the `count` strongest, [Q, count]."""
+        if self.held is None:
+            return np.asarray(np.argsort(self.values if lowest else -self.values, axis=1, kind="stable")[:, :count])
+        each = self.held.each if self.held.has_lowest or not lowest else 0
+        places = np.arange(self.values.shape[1])[:: -1 if lowest else 1][:each][:count]
+        return np.tile(places, (len(self.values), 1))
 
-    def match(self, n: int, score: float) -> Match:
-        """Return the training image with index n, with a score."""
-        columns = {name: values[n : n + 1].tolist()[0] for name, values in self.columns.items()}
-        return Match(self.train_ids[n].item(), score, n, columns)
+    def _matches(self, order: NDArray[np.int64]) -> list[list[Match]]:
+        return [
+            [self.match(int(place), float(self.values[query, place]), query) for place in row]
+            for query, row in enumerate(order)
+        ]
+
+    def match(self, place: int, score: float, query: int = 0) -> Match:
+        """Return a training image with a score: the one at this place, of a query if only the strongest are held."""
+        at = slice(place, place + 1) if self.held is None else (query, slice(place, place + 1))
+        columns = {name: values[at].tolist()[0] for name, values in self.columns.items()}
+        position = place if self.held is None else int(self.held.positions[query, place])
+        return Match(self.train_ids[at].tolist()[0], score, position, columns)
 
     def credit(self, by: str, resamples: int = 1000) -> list[Credit]:
         """Return each group's share of the positive scores, the largest first.
 
         share_g = mean over queries of Σ_{n in g} max(τ_n, 0) / Σ_n max(τ_n, 0). The interval is that of a bootstrap
         over queries; for one query, it is that of `share_intervals`. Groups are the values of the column `by`.
+
+        >>> import dtrak
+        >>> credits = dtrak.Scores.load("runs/digits/scores.npz").credit(by="label")
+        >>> len(credits), round(sum(one.share for one in credits), 3)
+        (10, 1.0)
         """
         groups, shares = self.shares(by)
         queries = len(shares)
@@ -95,11 +198,10 @@ class Scores:
 
     def shares(self, by: str) -> tuple[NDArray[Any], NDArray[np.float64]]:
         """Return the groups [G] of the column `by`, and their shares of each query's positive scores [Q, G]."""
-        groups, membership = np.unique(self.groups(by), return_inverse=True)
-        positive = self.values.clip(min=0).astype(np.float64)
-        sums = np.stack([positive[:, membership == g].sum(1) for g in range(len(groups))], axis=1)
-        totals = sums.sum(1, keepdims=True)
-        return groups, np.divide(sums, totals, out=np.zeros_like(sums), where=totals > 0)
+        grouped = self._grouped(by)
+        totals = grouped.sums.sum(1, keepdims=True)
+        shares = np.divide(grouped.sums, totals, out=np.zeros_like(grouped.sums), where=totals > 0)
+        return grouped.names, shares
 
     def only_highest(self, count: int | None) -> "Scores":
         """Return the scores with zero for all but the `count` highest of each query; None keeps all."""
@@ -117,11 +219,9 @@ class Scores:
         has the variance V_g = Σ_{n in g} p_n² − S_g² / |g|. To first order, with S = Σ S_g and V = Σ V_g, the variance
         of its share is ((S − S_g)² V_g + S_g² (V − V_g)) / S⁴.
         """
-        groups, membership = np.unique(self.groups(by), return_inverse=True)
-        positive = self.values.clip(min=0).astype(np.float64)
-        of_group = membership[:, None] == np.arange(len(groups))  # [N, G]
-        sums, counts = positive @ of_group, of_group.sum(0)
-        variances = (positive**2 @ of_group - sums**2 / counts).clip(min=0)
+        grouped = self._grouped(by)
+        sums = grouped.sums
+        variances = (grouped.squares - sums**2 / grouped.sizes).clip(min=0)
         total, all_variance = sums.sum(1, keepdims=True), variances.sum(1, keepdims=True)
         spread = (total - sums) ** 2 * variances + sums**2 * (all_variance - variances)
         deviation = np.sqrt(np.divide(spread, total**4, out=np.zeros_like(spread), where=total > 0))
@@ -130,54 +230,57 @@ class Scores:
 
     def sizes(self, by: str) -> NDArray[np.int64]:
         """Return the number of training images in each of these groups, [G]."""
-        return np.unique(self.groups(by), return_counts=True)[1]
+        return self._grouped(by).sizes
+
+    def _grouped(self, by: str) -> Groups:
+        """Return the groups of the column `by` with the sums of their positive scores."""
+        column = self.groups(by)
+        if self.held is None:
+            return grouped(self.values, *np.unique(column, return_inverse=True))
+        if by not in self.held.groups:
+            raise UsageError(
+                f"only the strongest scores are held, and the column {by!r} has more than {MOST_GROUPS:,} values, too "
+                "many for the sums that credit needs: make scores without --top"
+            )
+        return self.held.groups[by]
 
     def groups(self, by: str) -> NDArray[Any]:
-        """Return the group of each training image [N], which is its value in the column `by`."""
+        """Return the group of each training image [N], or of each held one [Q, H]: its value in the column `by`."""
         if by not in self.columns:
             known = ", ".join(self.columns) or "none"
             raise UsageError(f"the training images have no column {by!r}: there is {known}")
         return plain_column(self.columns[by])
 
+    @property
+    def credit_columns(self) -> list[str]:
+        """Return the columns that credit can be computed by."""
+        return list(self.columns if self.held is None else self.held.groups)
+
+    def of_queries(self, which: Sequence[int]) -> "Scores":
+        """Return the scores of some queries alone."""
+        chosen = list(which)
+        cut = replace(self, values=self.values[chosen], query_ids=self.query_ids[chosen])
+        if self.held is None:
+            return cut
+        columns = {name: column[chosen] for name, column in self.columns.items()}
+        return replace(cut, train_ids=self.train_ids[chosen], columns=columns, held=self.held.of_queries(chosen))
+
     def to_pandas(self, top: int | None = None) -> "pandas.DataFrame":
         """Return a line for each query and training image: query, rank, train, score and the columns of the image.
 
-        The strongest image of a query comes first. `top` is the number of lines for each query; None means all N. If
-        a column of the images has the name of another column of the table, it is called train_column.NAME.
+        The strongest image of a query comes first. `top` is the number of lines for each query; None means all N, or
+        all proponents that are held. If a column of the images has the name of another column of the table, it is
+        called train_column.NAME.
         """
-        import pandas
-
-        order = np.argsort(-self.values, axis=1, kind="stable")[:, :top]  # [Q, top]
-        queries, ranks = np.indices(order.shape)
-        flat = order.ravel()
-        return pandas.DataFrame(
-            {
-                "query": _texts(self.query_ids, readable)[queries.ravel()],
-                "rank": ranks.ravel() + 1,
-                "train": _texts(self.train_ids, readable)[flat],
-                "score": self.values[queries.ravel(), flat],
-                **{_head(name): _texts(column, readable)[flat] for name, column in self.columns.items()},
-            }
-        )
+        return tables.frame(self, top)
 
     def to_csv(self, path: str | Path, top: int | None = None) -> None:
         """Write `to_pandas` as a .csv file, with text as `spreadsheets.original` reads it."""
         write_text(Path(path), self.csv(top))
 
     def csv(self, top: int | None = None, *, header: bool = True, with_method: bool = False) -> str:
-        """Return the text of such a file."""
-        safe = replace(
-            self,
-            train_ids=_texts(self.train_ids, harmless),
-            query_ids=_texts(self.query_ids, harmless),
-            columns={harmless(name): _texts(column, harmless) for name, column in self.columns.items()},
-        )
-        table = safe.to_pandas(top)
-        if with_method:
-            table = table.assign(method=harmless(self.method))
-        texts = [one for array in (safe.train_ids, safe.query_ids, *safe.columns.values()) for one in array.tolist()]
-        how = quoting(str(one) for one in [*texts, *safe.columns])
-        return str(table.to_csv(index=False, header=header, quoting=how))
+        """Return the text of such a file. Where λ is known, a column `damping` has it, ÷ the mean eigenvalue."""
+        return tables.csv_text(self, top, header, with_method)
 
     def save(self, path: str | Path) -> None:
         save_scores(path, {self.method: self})
@@ -206,18 +309,30 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
         tables = [one.csv(header=number == 0, with_method=True) for number, one in enumerate(every)]
         write_text(Path(path), "".join(tables))
         return
-    first = every[0]
+    first, held = every[0], [one.held for one in every if one.held is not None]
+
+    def joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+        return arrays[0] if len(every) == 1 else np.stack(arrays)
+
     arrays = {
-        "values": first.values if len(every) == 1 else np.stack([one.values for one in every]),
-        "train_ids": first.train_ids,
+        "values": joined([one.values for one in every]),
+        "train_ids": joined([one.train_ids for one in every]) if held else first.train_ids,
         "query_ids": first.query_ids,
         "methods": np.array([one.method for one in every]),
     }
-    arrays |= {COLUMN + name: plain_column(values) for name, values in first.columns.items()}
+    for name, values in first.columns.items():
+        arrays[COLUMN + name] = (
+            joined([plain_column(one.columns[name]) for one in every]) if held else plain_column(values)
+        )
+    arrays |= held_arrays(held) if held else {}
     if any(one.self_influence is not None for one in every):
-        unknown = np.full(len(first.train_ids), np.nan, dtype=np.float32)
+        unknown = np.full(first.images, np.nan, dtype=np.float32)
         rows = [unknown if one.self_influence is None else one.self_influence for one in every]
         arrays["self_influence"] = rows[0] if len(every) == 1 else np.stack(rows)
+    if any(one.damping is not None for one in every):
+        known = [one.damping or UsedDamping("", np.nan, np.nan, np.nan, 0) for one in every]
+        arrays["damping"] = np.array([[one.relative, one.absolute, one.kept, one.rank] for one in known])
+        arrays["damping_rule"] = np.array([one.rule for one in known])
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     write_bytes(Path(path), buffer.getvalue())
@@ -232,7 +347,8 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
         if isinstance(found, np.ndarray):
             raise ValueError("it is a single array")
         with found as file:
-            scores = _by_method(dict(file))
+            found_fields = fields_by_method(dict(file))
+            scores = {method: Scores(method=method, **of_method) for method, of_method in found_fields.items()}
     except FileNotFoundError:
         raise UsageError(f"no scores at {path}") from None
     except Exception as error:  # zip and numpy raise a dozen kinds of errors for damaged files
@@ -240,42 +356,6 @@ def load_scores(path: str | Path) -> dict[str, Scores]:
     for one in scores.values():
         _check_finite(one, str(path))
     return scores
-
-
-def _by_method(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Scores]:
-    """Return the scores that a file's arrays hold; raise a ValueError that names an array which does not fit."""
-    values, train_ids, query_ids = (_array(arrays, name) for name in ("values", "train_ids", "query_ids"))
-    methods = _array(arrays, "methods") if "methods" in arrays else np.array(["scores"])
-    columns = {name: value for name, value in arrays.items() if name.startswith(COLUMN)}
-    count, queries, train = len(np.unique(methods)), query_ids.size, train_ids.size
-    shapes: list[tuple[int, ...]] = [(queries, train)] * (count == 1) + [(count, queries, train)]
-    unknown = np.full((count, train), np.nan, dtype=np.float32)
-    itself = np.asarray(arrays.get("self_influence", unknown))
-    wanted: dict[str, tuple[NDArray[Any], str, list[tuple[int, ...]]]] = {
-        "values": (values, "f", shapes),
-        "train_ids": (train_ids, "iuU", [(train,)]),
-        "query_ids": (query_ids, "iuU", [(queries,)]),
-        "methods": (methods, "U", [(count,)]),
-        "self_influence": (itself, "f", [(train,)] * (count == 1) + [(count, train)]),
-        **{name: (column, "biufcSUmM", [(train,)]) for name, column in columns.items()},
-    }
-    for name, (array, kinds, right) in wanted.items():
-        if array.dtype.kind not in kinds or array.shape not in right or array.size == 0:
-            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, which does not fit the other arrays")
-    plain = {name.removeprefix(COLUMN): column for name, column in columns.items()}
-    on_itself = [None if np.isnan(row).all() else row for row in itself.reshape(count, train)]
-    return {
-        method: Scores(of_method, train_ids, query_ids, method, plain, own)
-        for method, of_method, own in zip(
-            methods.tolist(), values.reshape(count, queries, train), on_itself, strict=True
-        )
-    }
-
-
-def _array(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
-    if name not in arrays:
-        raise ValueError(f"it has no array {name!r}")
-    return np.asarray(arrays[name])
 
 
 def _check_finite(scores: Scores, what: str) -> None:
@@ -293,19 +373,8 @@ def refuse_not_finite(
     """Refuse scores [Q, N] that are not finite, and name the first one. The message begins with `what`."""
     if not np.isfinite(values).all():
         query, image = np.argwhere(~np.isfinite(values))[0]
+        name = train_ids[image] if train_ids.ndim == 1 else train_ids[query, image]
         raise DtrakError(
-            f"{what}: {method} scores training image {train_ids[image]} for the query {query_ids[query]} with "
+            f"{what}: {method} scores training image {name} for the query {query_ids[query]} with "
             f"{values[query, image]}, which is no score"
         )
-
-
-def _head(column: str) -> str:
-    """Return the name that a column of the images has in a table."""
-    return COLUMN + column if column in RESERVED else readable(column)
-
-
-def _texts(array: NDArray[Any], change: Callable[[str], str]) -> NDArray[Any]:
-    """Return the array with every text changed."""
-    if array.dtype.kind not in "OU":
-        return array
-    return np.fromiter((change(one) if isinstance(one, str) else one for one in array.tolist()), dtype=np.object_)

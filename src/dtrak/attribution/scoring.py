@@ -4,22 +4,47 @@ scores = mean over models and objectives of  formula(input, λ)        [Q, N]
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dtrak.attribution.scores import Scores
+from dtrak.attribution.held import Holder
+from dtrak.attribution.scores import Scores, refuse_not_finite
+from dtrak.attribution.used_damping import UsedDamping
+from dtrak.images.metadata import plain_column
 from dtrak.inputs.arrays import KernelPart, TrainingKernel, Vectors
 from dtrak.inputs.task import Task
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.preconditioner import EVERY, Array
 from dtrak.methods.method import Method, Values
 
+MATRIX_BYTES = 256 << 20  # so much of the matrix of scores is in memory if only the strongest are wanted
+
 
 def score(task: Task, method: Method, damping: Damping) -> Scores:
     """Return the method's scores of the task's training images for its queries."""
-    (values,), own = _averaged(task, method, [damping], method.has_self_influence)
-    return Scores(values, task.train.ids, task.queries.ids, method.name, task.train.columns, own)
+    (values,), own, used = _averaged(task, method, [damping], method.has_self_influence)
+    train, queries = task.train, task.queries
+    return Scores(values, train.ids, queries.ids, method.name, train.columns, own, used, train, queries)
+
+
+def strongest(task: Task, method: Method, damping: Damping, top: int) -> Scores:
+    """Return the `top` highest and the `top` lowest scores of each query, as `score` would give them.
+
+    Only some rows of the matrix of scores [Q, N] are in memory at a time. Self-influence is not computed.
+    """
+    train, queries = task.train, len(task.queries)
+    columns = {name: plain_column(column) for name, column in train.columns.items()}
+    holder, at_once = Holder(top, columns), max(1, MATRIX_BYTES // (4 * len(train)))
+    for first in range(0, queries, at_once):
+        some = slice(first, min(first + at_once, queries))
+        (values,), _, used = _averaged(task, method, [damping], False, None if at_once >= queries else some)
+        refuse_not_finite(values, method.name, task.queries.ids[some], train.ids, "the scores cannot be ranked")
+        holder.add(values)
+    values, held = holder.held()
+    chosen = {name: column[held.positions] for name, column in columns.items()}
+    ids, asked = train.ids[held.positions], task.queries
+    return Scores(values, ids, asked.ids, method.name, chosen, None, used, train, asked, held)
 
 
 def scores_for(task: Task, method: Method, dampings: Sequence[Damping]) -> list[Values]:
@@ -28,18 +53,28 @@ def scores_for(task: Task, method: Method, dampings: Sequence[Damping]) -> list[
 
 
 def _averaged(
-    task: Task, method: Method, dampings: Sequence[Damping], with_self_influence: bool
-) -> tuple[list[Values], Values | None]:
-    """Average over the inputs, one after the other, as the kernels of several models would fill the memory."""
+    task: Task, method: Method, dampings: Sequence[Damping], with_self_influence: bool, queries: slice | None = None
+) -> tuple[list[Values], Values | None, UsedDamping | None]:
+    """Average over the inputs, one after the other, as the kernels of several models would fill the memory.
+
+    If some of the queries are chosen, the formula gets only these; inputs that are not vectors have all of them.
+    """
     totals, own, count = list[Values](), np.zeros(len(task.train)), 0
+    used: UsedDamping | None = None
     for one in method.source.inputs(task):
-        found = [method.formula(one, damping) for damping in dampings]
+        cut = queries is not None and isinstance(one, Vectors)
+        asked = replace(one, queries=one.queries[queries], fitted=one.training) if cut else one
+        found = [method.formula(asked, damping) for damping in dampings]
+        if queries is not None and not cut:
+            found = [scores[queries] for scores in found]
         totals = [total + more for total, more in zip(totals, found, strict=True)] if totals else found
         if with_self_influence:
             own += one.kernel.self_influence(one.absolute(dampings[0]))
+        if method.damped and used is None:
+            used = UsedDamping.of(one.training, dampings[0])
         count += 1
     values = [total / np.float32(count) for total in totals]
-    return values, np.asarray(own / count, dtype=np.float32) if with_self_influence else None
+    return values, np.asarray(own / count, dtype=np.float32) if with_self_influence else None, used
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +98,8 @@ class DampedScores:
 
     def total(self, damping: Damping) -> Values:
         """Return the sum over all queries, [N]."""
+        if not self.method.linear:
+            return np.asarray(self.scores(damping).sum(0))
         return np.asarray(self._mean(damping, [part.summed() for part in self.parts])[0])
 
     def _mean(self, damping: Damping, parts: Sequence[KernelPart]) -> Values:

@@ -12,21 +12,23 @@ import warnings
 from pathlib import Path
 
 import typer
-from rich.table import Column, Table
 
 from dtrak import sigterm
-from dtrak.cli import evaluate, options
+from dtrak.cli import evaluate, look, options
 from dtrak.cli.credit import credit
 from dtrak.cli.endings import INTERRUPTED, ended_by
+from dtrak.cli.help import GroupedCommand
+from dtrak.cli.index import index, search
+from dtrak.cli.plan import plan
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
-from dtrak.printing import output, show, show_yaml, tell
+from dtrak.printing import show, tell
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 app.add_typer(evaluate.app, name="evaluate")
 
 
-@app.callback(epilog="For a first try, in a few minutes on two cores: dtrak demo")
+@app.callback(epilog="For a first look, in seconds: dtrak demo --ready. To try everything, in minutes: dtrak demo")
 def start(debug: options.Debug = False) -> None:
     """Which training images made this picture? Attribution for diffusion models.
 
@@ -34,17 +36,32 @@ def start(debug: options.Debug = False) -> None:
     """
 
 
-@app.command()
-def demo(out: options.NewRun = Path("runs/digits"), device: options.Device = None) -> None:
+@app.command(cls=GroupedCommand)
+def demo(
+    out: options.DemoRun = None,
+    ready: options.Ready = False,
+    port: options.Port = None,
+    no_browser: options.NoBrowser = False,
+    device: options.Device = None,
+) -> None:
     """Try everything on small images of digits, in minutes.
 
     The command trains a small model, draws digits with it, scores the training digits for each of them, and writes the
-    result to RUN/report.html.
+    result to RUN/report.html. With --ready, it trains nothing: it opens the explorer on a run that comes with the
+    package, in seconds.
     """
-    run("digits", out, device)
+    if not ready:
+        run("digits", out or Path("runs/digits"), device)
+        return
+
+    from dtrak.runs.ready import ready_run
+
+    folder = out or Path("runs/ready")
+    ready_run(folder)
+    _serve(folder, Scoring({}), "127.0.0.1", port, not no_browser, device)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def run(
     recipe: options.Recipe,
     out: options.NamedRun = None,
@@ -61,9 +78,9 @@ def run(
     loaded = load_recipe(recipe, scale, options.recipe_changes(train_source, validation, base))
     folder = out or loaded.folder
     if dry_run:
-        from dtrak.evaluation.planning import plan
+        from dtrak.evaluation.planning import plan as plan_of
 
-        show(plan(loaded, folder, options.chosen_device(device)))
+        show(plan_of(loaded, folder, options.chosen_device(device)))
         return
 
     from dtrak.cli.whole_run import run_all
@@ -71,7 +88,7 @@ def run(
     tell("The report", run_all(folder, loaded, options.chosen_device(device)))
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def train(
     recipe: options.Recipe,
     out: options.NewRun,
@@ -102,7 +119,7 @@ def train(
     tell("The model", out / "model")
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def generate(
     run_folder: options.RunFolder,
     count: options.Count = None,
@@ -127,7 +144,7 @@ def generate(
     tell("The pictures", run_folder / "generated")
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def attribute(
     scoring: Scoring,
@@ -140,32 +157,48 @@ def attribute(
     prompt: options.PromptTemplate = None,
     train_source: options.Train = None,
     size: options.Size = None,
+    precision: options.Precision = None,
+    new_run: options.RunOfModel = None,
+    checkpoint: options.Checkpoint = None,
     damping: options.Damping = None,
+    top: options.Top = None,
+    shard: options.Shard = None,
     device: options.Device = None,
 ) -> None:
     """Score every training image for every picture.
 
     Give a run: its recipe decides everything that no option sets, and it keeps the scores for its report. Or give a
-    model that was trained elsewhere, with --model, --train, --queries and --out.
+    model that was trained elsewhere, with --model, --train, --queries and --out or --run.
 
     IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
     """
-    scoring = scoring.asking_for(method, damping)
-    if run_folder is not None:
-        if any(one is not None for one in (model, lora, prompt, train_source, size)):
+    scoring = scoring.asking_for(method, damping, top)
+    if shard is not None:
+        from dtrak.cli.share import fill_features
+
+        where = options.chosen_device(device)
+        fill_features(run_folder, (model, lora, prompt), train_source, size, scoring, shard, where)
+    elif run_folder is not None:
+        if any(one is not None for one in (model, lora, prompt, train_source, size, precision, new_run)):
             raise UsageError(
                 f"give a run ({run_folder}), or --model and --train (and --lora, --prompt, --size), not both"
             )
-        _attribute_run(run_folder, queries, out, scoring, device)
-    elif model is None or train_source is None or queries is None or out is None:
-        raise UsageError("give a run, or all of --model, --train, --queries and --out")
-    else:
-        _attribute_model((model, lora, prompt), train_source, queries, out, size, scoring, device)
+        _attribute_run(run_folder, queries, out, checkpoint, scoring, device)
+        return
+    if checkpoint is not None or model is None or train_source is None or queries is None or not (out or new_run):
+        raise UsageError(
+            "give a run, or all of --model, --train, --queries and --out or --run (--checkpoint is for runs)"
+        )
+    from dtrak.cli.elsewhere import Given, attribute_model
+
+    given = Given(model, lora, prompt, precision, train_source, queries, size)
+    attribute_model(given, out, new_run, scoring, device)
 
 
 def _attribute_run(
-    run_folder: Path, queries: str | None, out: Path | None, scoring: Scoring, device: str | None
+    run_folder: Path, queries: str | None, out: Path | None, typed: str | None, scoring: Scoring, device: str | None
 ) -> None:
+    """Attribute a run, or the checkpoint of it that was typed."""
     from dtrak.files import check_not_read, check_writable
     from dtrak.runs.run import Run
 
@@ -177,73 +210,32 @@ def _attribute_run(
         )
     recipe = opened.recipe.attribution
     methods = scoring.method_names(scoring.settings(recipe), recipe.method)
-    out = out or run_folder / "scores.npz"
+    checkpoint = None if typed is None else opened.checkpoint(typed)
+    own = run_folder / "scores.npz"
+    out = out or own
+    if checkpoint is not None and out.resolve() == own.resolve():
+        raise UsageError(f"--checkpoint {typed}: give another file as --out, as {own} is of the final model")
     check_not_read(out, source, opened.recipe.data.train, run_folder / "recipe.yaml")
     check_writable(out)
 
     from dtrak.attribution.scores import save_scores
     from dtrak.runs.attributing import attribute_run, settings_of
 
-    scores = attribute_run(
-        opened,
-        opened.model(),
-        source,
-        methods,
-        scoring.settings(settings_of(opened)),
-        cache=scoring.cache,
-        device=options.chosen_device(device),
-        engine=scoring.engine,
-    )
-    if out != run_folder / "scores.npz":
+    settings, chosen = scoring.settings(settings_of(opened)), options.chosen_device(device)
+    asked = (opened, checkpoint or opened.model(), source, methods, settings)
+    scores = attribute_run(*asked, top=scoring.top, cache=scoring.cache, device=chosen, engine=scoring.engine)
+    if out != own:
         save_scores(out, scores)
     tell("The scores", out)
 
 
-def _attribute_model(
-    model: tuple[str, str | None, str | None],
-    train_source: str,
-    queries: str,
-    out: Path,
-    size: int | None,
-    scoring: Scoring,
-    device: str | None,
-) -> None:
-    """Attribute a model that was trained elsewhere.
-
-    Without --cache, the features are kept beside the scores until these are written, so that a kill costs little.
-    """
-    from dtrak.files import check_not_read, check_writable, kept_until_done
-    from dtrak.images.images import load_images
-
-    settings = scoring.settings()
-    methods = scoring.method_names(settings)
-    check_not_read(out, train_source, queries, *model[:2])
-    train_images, query_images = (load_images(source, size=size) for source in (train_source, queries))
-    check_writable(out)
-
-    from dtrak.attribution.attributing import attribute_with
-    from dtrak.attribution.scores import save_scores
-    from dtrak.models import load_model
-
-    with kept_until_done(scoring.cache, out) as cache:
-        scores = attribute_with(
-            load_model(*model),
-            train_images,
-            query_images,
-            methods,
-            settings,
-            cache=cache,
-            device=options.chosen_device(device),
-            engine=scoring.engine,
-        )
-        save_scores(out, scores)
-    tell("The scores", out)
+app.command(cls=GroupedCommand)(credit)
+app.command(cls=GroupedCommand)(index)
+app.command(cls=GroupedCommand)(search)
+app.command(cls=GroupedCommand)(plan)
 
 
-app.command()(credit)
-
-
-@app.command()
+@app.command(cls=GroupedCommand)
 def report(run_folder: options.RunFolder) -> None:
     """Write a page that shows the scores of a run.
 
@@ -259,7 +251,7 @@ def report(run_folder: options.RunFolder) -> None:
     tell("The report", write_report(opened))
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def serve(
     scoring: Scoring,
@@ -277,10 +269,15 @@ def serve(
     picture, or have one drawn from a seed, and see its scores; such pictures are kept in RUN/asked. Missing features
     are computed in the background.
     """
+    _serve(run_folder, scoring.asking_for(method, damping), host, port, not no_browser, device)
+
+
+def _serve(
+    run_folder: Path, scoring: Scoring, host: str, port: int | None, open_browser: bool, device: str | None
+) -> None:
     from dtrak.explorer.address import listen
     from dtrak.runs.run import Run
 
-    scoring = scoring.asking_for(method, damping)
     opened, listening = Run.open(run_folder), listen(host, port)
 
     from dtrak.explorer.exploration import explore
@@ -294,53 +291,11 @@ def serve(
         cache=scoring.cache,
         engine=scoring.engine,
     )
-    serve_exploration(exploration, host, listening, not no_browser)
+    serve_exploration(exploration, host, listening, open_browser)
 
 
-@app.command()
-def methods() -> None:
-    """List the methods, with what each one is, needs and costs."""
-    from dtrak.methods import METHODS
-
-    table = Table(Column("method", no_wrap=True), "what it is", "needs", "costs", box=None, pad_edge=False)
-    for one in METHODS.values():
-        table.add_row(one.name, one.summary, one.needs, one.cost)
-    output.print(table)
-
-
-@app.command()
-def recipes(name: options.RecipeName = None) -> None:
-    """List the recipes, or print one to start your own from.
-
-    The comments of a recipe explain each line.
-    """
-    from dtrak.runs.recipes import load_recipe, recipe_names, recipe_text
-
-    if name is not None:
-        load_recipe(name)  # refuses a file that is not a recipe
-        show_yaml(recipe_text(name))
-        return
-    table = Table("recipe", "what it is", box=None, pad_edge=False)
-    for one in recipe_names():
-        table.add_row(one, load_recipe(one).summary)
-    output.print(table)
-
-
-@app.command()
-def info() -> None:
-    """Print versions, devices and cores, for a bug report."""
-    import torch
-
-    from dtrak.devices import devices
-    from dtrak.runs.run import versions
-
-    table = Table("", "", box=None, show_header=False, pad_edge=False)
-    for name, value in versions().items():
-        table.add_row(name, value)
-    table.add_row("devices", ", ".join(devices()))
-    table.add_row("cores", str(os.cpu_count()))
-    table.add_row("threads", str(torch.get_num_threads()))
-    output.print(table)
+for command in (look.methods, look.recipes, look.info, look.figure, look.card):
+    app.command(cls=GroupedCommand)(command)
 
 
 def silence_libraries() -> None:
@@ -368,5 +323,6 @@ def main() -> None:
     except (Exception, KeyboardInterrupt, SystemExit, sigterm.TerminatedError) as error:
         if debug:
             traceback.print_exc()
-        code = ended_by(error)
+        is_success = isinstance(error, SystemExit) and not error.code  # as after --show-completion
+        code = 0 if is_success and not sigterm.was_received() else ended_by(error)
     sys.exit(code)

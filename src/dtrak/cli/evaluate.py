@@ -9,7 +9,8 @@ import typer
 
 from dtrak.cli import options, options_evaluate
 from dtrak.cli.credit import Highest
-from dtrak.cli.scoring import Scoring, with_scoring
+from dtrak.cli.help import GroupedCommand
+from dtrak.cli.scoring import Address, EngineName, Scoring, Workers, engine_of, with_scoring
 from dtrak.errors import UsageError
 from dtrak.printing import show, tell
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mode=None)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def lds(
     scoring: Scoring,
@@ -42,6 +43,7 @@ def lds(
     output_noises: options_evaluate.OutputNoises = None,
     validation_count: options_evaluate.ValidationCount = None,
     keep_models: options_evaluate.KeepModels = None,
+    checkpoint: options.Checkpoint = None,
     device: options.Device = None,
 ) -> None:
     """Measure how well scores predict retrained models (LDS).
@@ -49,21 +51,15 @@ def lds(
     The linear datamodelling score (LDS) compares summed scores with the losses of models that are trained on subsets.
     Give a run: its model is retrained on random subsets, and the losses of its validation and generated images are kept
     in RUN/benchmark. Or give --benchmark, such a folder from before. Then the LDS of each method is computed.
+
+    Methods that learn from retrained models learn from those of --retrained, or of RUN/retrained, which `dtrak evaluate
+    retrain` makes. Without them, they learn from half of the benchmark's models, and the LDS is of the other half.
     """
     from dtrak.runs.run import Run
 
     if (run_folder is None) == (benchmark is None):
         raise UsageError("give a run to retrain or a --benchmark to read, one of the two")
-    retraining = {
-        "subsets": subsets,
-        "fraction": fraction,
-        "seeds": seeds,
-        "timesteps": output_timesteps,
-        "noises": output_noises,
-        "validation": validation_count,
-        "keep_models": keep_models,
-    }
-    retraining = {name: value for name, value in retraining.items() if value is not None}
+    retraining = _typed(subsets, fraction, seeds, output_timesteps, output_noises, validation_count, keep_models)
     if benchmark is not None and retraining:
         raise UsageError(f"--benchmark {benchmark} is only read: its {next(iter(retraining))} cannot be changed")
     run = None if run_folder is None else Run.open(run_folder)
@@ -79,15 +75,15 @@ def lds(
     from dtrak.inputs.benchmark import Benchmark
     from dtrak.runs.attributing import settings_of
 
-    if "retrained" in scoring.typed:
-        given = scoring.typed["retrained"]
-        raise UsageError(f"--retrained {given}: here methods always learn from the models of the benchmark")
+    earlier = options_evaluate.chosen_checkpoint(run, checkpoint)
     settings, chosen_device = scoring.settings(None if run is None else settings_of(run)), options.chosen_device(device)
     check_comparison(methods, queries, output_function, damping, grid, settings)
+    if "retrained" in scoring.typed:
+        Benchmark.open(scoring.typed["retrained"])  # so that a wrong folder is refused before models are retrained
     features_folder = scoring.cache
     if run is not None:
         opened = _benchmark_of(run, retraining, queries, damping, scoring.engine, chosen_device)
-        features_folder = features_folder or benchmark_features_folder(run, settings)
+        features_folder = features_folder or benchmark_features_folder(run, settings, earlier)
     elif benchmark is not None:
         opened = Benchmark.open(benchmark)
     with kept_until_done(features_folder, out) as cache:
@@ -96,6 +92,7 @@ def lds(
             methods,
             cache,
             settings,
+            model=earlier,
             queries=queries,
             output=output_function,
             damping=damping,
@@ -110,7 +107,42 @@ def lds(
     _show(comparison.table(), table, "The numbers", [] if out is None else [out])
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
+def retrain(
+    run_folder: options.RunFolder,
+    subsets: options_evaluate.Subsets = None,
+    fraction: options_evaluate.Fraction = None,
+    seeds: options_evaluate.SeedsOfOthers = None,
+    output_timesteps: options_evaluate.OutputTimesteps = None,
+    output_noises: options_evaluate.OutputNoises = None,
+    validation_count: options_evaluate.ValidationCount = None,
+    keep_models: options_evaluate.KeepModels = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    address: Address = None,
+    device: options.Device = None,
+) -> None:
+    """Retrain a run's model for methods that learn from it.
+
+    Ensembles, empirical influence and datamodels need models that were retrained on random subsets. This command makes
+    RUN/retrained, of other subsets than RUN/benchmark. `dtrak evaluate lds RUN` and `dtrak attribute RUN` then use it.
+    """
+    from dtrak.runs.run import RETRAINED, Run
+
+    opened = Run.open(run_folder)
+    typed = _typed(subsets, fraction, seeds, output_timesteps, output_noises, validation_count, keep_models)
+
+    from dtrak.engines import make_engine
+    from dtrak.evaluation.retraining import OTHER_SUBSETS, RetrainingSettings
+    from dtrak.evaluation.run_evaluation import benchmark_run
+
+    settings = RetrainingSettings.resumed(run_folder / RETRAINED, opened.recipe.evaluation, typed, OTHER_SUBSETS)
+    where = engine_of(engine, workers, address) or make_engine("pool")
+    made = benchmark_run(opened, settings, where, options.chosen_device(device), RETRAINED)
+    tell("The retrained models' losses", made.folder)
+
+
+@app.command(cls=GroupedCommand)
 @with_scoring
 def counterfactual(
     scoring: Scoring,
@@ -143,7 +175,7 @@ def counterfactual(
     from dtrak.evaluation import counterfactual as evaluation
     from dtrak.evaluation.redrawing import choose_pictures
     from dtrak.evaluation.run_evaluation import counterfactual_run
-    from dtrak.report.figures.counterfactual import save_counterfactual_figures
+    from dtrak.report.counterfactual_figures import save_counterfactual_figures
     from dtrak.runs.attributing import settings_of
 
     redrawing = choose_pictures(opened, options.chosen_device(device), count, remove, steps)
@@ -162,7 +194,7 @@ def counterfactual(
     _show(evaluation.table(results), table, "The numbers and figures", folders)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_scoring
 def credit(
     scoring: Scoring,
@@ -217,6 +249,28 @@ def credit(
     )
     write_json(out, comparison.json())
     _show(comparison.table(), table, "The numbers", [out])
+
+
+def _typed(
+    subsets: int | None,
+    fraction: float | None,
+    seeds: int | None,
+    output_timesteps: str | None,
+    output_noises: int | None,
+    validation_count: int | None,
+    keep_models: bool | None,
+) -> dict[str, Any]:
+    """Return the fields of `RetrainingSettings` that were typed."""
+    given = {
+        "subsets": subsets,
+        "fraction": fraction,
+        "seeds": seeds,
+        "timesteps": output_timesteps,
+        "noises": output_noises,
+        "validation": validation_count,
+        "keep_models": keep_models,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _benchmark_of(

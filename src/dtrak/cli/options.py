@@ -67,6 +67,19 @@ RecipeName = Annotated[
     typer.Argument(metavar="NAME", help="The recipe to print; without it, all are listed.", show_default=False),
 ]
 NewRun = Annotated[Path, typer.Option("--out", metavar="RUN", parser=some_path, help="The folder of the run.")]
+DemoRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="RUN",
+        parser=some_path,
+        help="The folder of the run.",
+        show_default="runs/digits, or runs/ready with --ready",
+    ),
+]
+Ready = Annotated[
+    bool, typer.Option("--ready", help="Open the explorer on a finished run that comes with the package.")
+]
 NamedRun = Annotated[
     Path | None,
     typer.Option("--out", metavar="RUN", parser=some_path, help="The folder of the run.", show_default="runs/NAME"),
@@ -157,6 +170,35 @@ ScoresFile = Annotated[
     ),
 ]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="A diffusers folder or a hub id.")]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="With --model: the precision of a pipeline's frozen weights, bfloat16 or float16.",
+        show_default="float32",
+    ),
+]
+RunOfModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        parser=some_path,
+        help="With --model: make a run of the model, which `report`, `serve` and `credit` take.",
+    ),
+]
+FromModel = Annotated[
+    str | None,
+    typer.Option("--from", metavar="MODEL", help="Print a recipe for a model like this one, to complete."),
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="An earlier checkpoint instead of the final model: its name or number of steps in RUN/checkpoints, or its "
+        "folder.",
+    ),
+]
 Lora = Annotated[
     str | None,
     typer.Option(metavar="LORA", help="With --model: its LoRA weights, as a folder, a .safetensors file or a hub id."),
@@ -177,6 +219,7 @@ Size = Annotated[
         metavar="PIXELS",
         parser=whole_number(1, MOST["size"]),
         help="With --model: crop all images to squares and resize them.",
+        show_default="the model's size, if they have another",
     ),
 ]
 Damping = Annotated[
@@ -185,6 +228,22 @@ Damping = Annotated[
         metavar="λ",
         help="auto; spectrum, a cheaper rule; a fraction of the mean eigenvalue such as 0.1; or absolute:5.",
         show_default="auto",
+    ),
+]
+Top = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole_number(1, MOST["top"]),
+        help="Keep only the N strongest training images of each picture; a .csv file has N lines for each.",
+        show_default="all",
+    ),
+]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="I/COUNT",
+        help="Only compute this share of the features of training images, such as 3/64, and score nothing.",
     ),
 ]
 Cache = Annotated[

@@ -1,13 +1,16 @@
 """The arguments and options that only `dtrak evaluate` has."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dtrak.cli.options import DIGITS, some_path, whole_number
 from dtrak.errors import UsageError
 from dtrak.limits import MOST, shortened
+
+if TYPE_CHECKING:
+    from dtrak.runs.run import Run
 
 RunToRetrain = Annotated[
     Path | None,
@@ -42,7 +45,8 @@ Grid = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="The dampings that chosen and best try: log, two for each power of ten; or paper, those of the paper.",
+        help="The dampings that chosen and best try: log, two for each power of ten; or paper, those of the paper, "
+        "each divided by k, as the paper's random matrix is not divided by √k.",
     ),
 ]
 LdsFile = Annotated[
@@ -94,6 +98,16 @@ Seeds = Annotated[
         parser=whole_number(1, MOST["seeds"]),
         help="How many models to train on each subset, with different seeds.",
         show_default="3",
+    ),
+]
+SeedsOfOthers = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds",
+        metavar="S",
+        parser=whole_number(1, MOST["seeds"]),
+        help="How many models to train on each subset, with different seeds.",
+        show_default="1",
     ),
 ]
 OutputTimesteps = Annotated[
@@ -174,3 +188,16 @@ def chosen_steps(typed: list[str] | None) -> list[int]:
         if not name.isdecimal() or len(name) >= DIGITS:
             raise UsageError(f"step {shortened(name)}: give a timestep such as 400, or several: 400,300")
     return [int(name) for name in names]
+
+
+def chosen_checkpoint(run: "Run | None", typed: str | None) -> Path | None:
+    """Return the folder of the checkpoint that was typed: one of a run, or any model's folder if there is no run."""
+    from dtrak.runs.run import holds_model
+
+    if typed is None:
+        return None
+    if run is not None:
+        return run.checkpoint(typed)
+    if not holds_model(Path(typed)):
+        raise UsageError(f"checkpoint {typed}: there is no model in this folder")
+    return Path(typed)

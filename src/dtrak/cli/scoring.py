@@ -48,11 +48,12 @@ class Scoring:
     methods: str | None = None
     cache: Path | None = None
     engine: "Engine | None" = None
+    top: int | None = None  # how many of the strongest training images are kept; None means all
 
-    def asking_for(self, methods: str | None, damping: str | None) -> "Scoring":
+    def asking_for(self, methods: str | None, damping: str | None, top: int | None = None) -> "Scoring":
         """Return the same with the options that each command declares in its own way."""
         more = {} if damping is None else {"damping": damping}
-        return replace(self, methods=methods, typed=self.typed | more)
+        return replace(self, methods=methods, typed=self.typed | more, top=top)
 
     def settings(self, usual: Settings | None = None) -> Settings:
         """Return the usual settings, with those replaced that were typed."""
@@ -110,14 +111,14 @@ def with_scoring(command: Callable[..., None]) -> Callable[..., None]:
         typed = {one.name: given.pop(one.name) for one in more}
         cache, *where = (typed.pop(name, None) for name in WHERE)
         typed = {name: value for name, value in typed.items() if value is not None}
-        command(**given, scoring=Scoring(typed, cache=cache, engine=_engine(*where)))
+        command(**given, scoring=Scoring(typed, cache=cache, engine=engine_of(*where)))
 
     widened.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
     widened.__annotations__ = {one.name: one.annotation for one in [*own, *more]}
     return widened
 
 
-def _engine(name: str | None, workers: int | None, address: str | None) -> "Engine | None":
+def engine_of(name: str | None, workers: int | None, address: str | None) -> "Engine | None":
     """Return the engine that the options name; None if they name none."""
     from dtrak.engines import make_engine
 

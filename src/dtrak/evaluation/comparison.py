@@ -1,7 +1,8 @@
 """Compare methods on a benchmark: the LDS of each, its error, its damping and its cost.
 
-A chosen damping, and a method that learns from retrained models, are fitted on the first half of the subsets, and the
-LDS is reported on the second half. If nothing is fitted, the LDS is reported on all subsets.
+A chosen damping is fitted on the first half of the subsets, and the LDS is reported on the second half. So is a method
+that learns from retrained models, unless it has models of its own: a folder of other subsets. If nothing is fitted on
+the benchmark, the LDS is reported on all of its subsets.
 """
 
 import json
@@ -18,7 +19,7 @@ from dtrak.attribution.preparing import check_objective, prepare
 from dtrak.attribution.scoring import scores_for
 from dtrak.engines import Engine
 from dtrak.errors import UsageError, check_known
-from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds
+from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds, perfect_lds
 from dtrak.features.encoders import load_encoder
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.features.store import Cost
@@ -28,7 +29,7 @@ from dtrak.inputs.benchmark import QUERIES, Benchmark
 from dtrak.inputs.embeddings import Embeddings
 from dtrak.inputs.settings import Settings
 from dtrak.inputs.task import Task
-from dtrak.kernels.damping import GRIDS, Damping
+from dtrak.kernels.damping import GRIDS, Damping, for_scaled
 from dtrak.methods import EVERY_METHOD, Method, chosen_methods
 from dtrak.tables import Cell, Entry, Table
 
@@ -44,6 +45,7 @@ class Result:
     method: str
     lds: LDS
     damping: float | None  # as a fraction of the mean eigenvalue; None for a method without damping
+    absolute: float | None  # λ itself
     seconds: float  # to score, features included
     features: Cost  # the part of `seconds` that the features took
     training: float | None  # more seconds, to train the models that the method uses; None if unknown
@@ -60,6 +62,13 @@ class Comparison:
     subsets: int  # the LDS is a correlation over these
     note: str  # how the damping was found
     settings: Mapping[str, Any]  # how the scores were computed, and what they should predict
+    paper_scale: int | None = None  # if the dampings of the paper were tried, each was divided by this
+    seeds: int = 1  # models on each subset
+
+    @property
+    def perfect(self) -> float | None:
+        """Return the LDS that perfect scores would reach."""
+        return perfect_lds(self.ceiling, self.seeds)
 
     def json(self) -> str:
         """Return all numbers as JSON, with the LDS of every query."""
@@ -71,6 +80,7 @@ class Comparison:
                     "bootstrap_std": one.lds.bootstrap_std,
                     "interval": [one.lds.low, one.lds.high],
                     "damping": one.damping,
+                    "absolute_damping": one.absolute,
                     "seconds": one.seconds,
                     "training_seconds": one.training,
                     "gradient_seconds": one.features.gradients,
@@ -81,22 +91,28 @@ class Comparison:
                 for one in self.results
             },
             "ceiling": self.ceiling,
+            "perfect": self.perfect,
+            "seeds": self.seeds,
             "queries": self.queries,
             "subsets": self.subsets,
             "note": self.note,
             "settings": dict(self.settings),
+            "paper_scale": self.paper_scale,
         }
         return json.dumps(content, indent=1) + "\n"
 
     def table(self) -> Table:
         """Return a table with a row for each method."""
-        heads = ["method", "LDS %", "±", "low", "high", "λ", "TRAIN", "GRAD", "PROJ", "all"]
+        scale = self.paper_scale
+        heads = ["method", "LDS %", "bootstrap", "±", "low", "high", "λ", *["paper's λ"] * (scale is not None)]
+        heads += ["TRAIN", "GRAD", "PROJ", "all"]
         rows: list[list[Entry]] = [
             [
                 one.method,
-                *(Cell(value, f"{value:.1f}") for value in (one.lds.mean, one.lds.bootstrap_std)),
-                *(Cell(value, f"{value:.1f}") for value in (one.lds.low, one.lds.high)),
-                Cell(None, "–") if one.damping is None else Cell(one.damping, f"{one.damping:.2g}"),
+                *(Cell(value, f"{value:.1f}") for value in (one.lds.mean, one.lds.bootstrap_mean)),
+                *(Cell(value, f"{value:.1f}") for value in (one.lds.bootstrap_std, one.lds.low, one.lds.high)),
+                _lambda_cell(one.damping),
+                *([] if scale is None else [_lambda_cell(None if one.absolute is None else scale * one.absolute)]),
                 Cell(one.training, "?" if one.training is None else f"{one.training:.0f}"),
                 *(
                     Cell(value, f"{value:.1f}")
@@ -106,9 +122,12 @@ class Comparison:
             for one in self.results
         ]
         ceiling = "unknown, as there is one seed" if self.ceiling is None else f"{self.ceiling:.1f} %"
+        if self.perfect is not None:
+            ceiling += f"; perfect scores would reach about {self.perfect:.0f} %"
         notes = [
-            f"{self.queries} queries, {self.subsets} subsets. ±: standard deviation, low and high: 95 % interval, of a "
-            f"bootstrap over subsets. λ: ÷ the mean eigenvalue, {self.note}. Noise ceiling: {ceiling}.",
+            f"{self.queries} queries, {self.subsets} subsets. LDS: the mean over queries. bootstrap, ±, low and high: "
+            "mean, standard deviation and 95 % interval of a bootstrap over subsets; the paper reports its mean and ±. "
+            f"λ: ÷ the mean eigenvalue, {self.note}. Noise ceiling: {ceiling}.",
             "Seconds: TRAIN to retrain models, GRAD to compute gradients, PROJ to project them; all: all but TRAIN.",
         ]
         return Table(heads, rows, notes=notes)
@@ -133,14 +152,20 @@ def compare(
     `queries` are "validation" or "generated"; `output` is the objective that the scores should predict. `damping` is
     "chosen" (from the `grid`, on the first half of the subsets), "best" (from the `grid`, on the reported subsets, as
     in the paper), or anything that `Damping.parse` reads. `model` replaces the benchmark's model, for example with an
-    earlier checkpoint of it.
+    earlier checkpoint of it. Methods that learn from retrained models learn from those of `settings.retrained`, if it
+    is another folder, and from the first half of the benchmark's if not.
     """
     check_comparison(methods, queries, output, damping, grid, settings)
     searches = damping in (CHOSEN, BEST)
-    dampings = GRIDS[grid] if searches else (Damping.parse(damping),)
+    scale = paper_scale(settings) if searches and grid == "paper" else None
+    dampings = for_scaled(GRIDS[grid], scale or 1) if searches else (Damping.parse(damping),)
     masks, losses = benchmark.masks, benchmark.losses(queries, output)
     half = len(masks) // 2
-    settings = replace(settings, retrained=benchmark.folder, subsets=half, output=output)
+    others = other_models(benchmark, settings.retrained)
+    if others is None:
+        count = min(half, settings.retrained_count or half)
+        settings = replace(settings, retrained=benchmark.folder, retrained_count=count)
+    settings = replace(settings, output=output)
     task, chosen = prepare(
         model or benchmark.folder / "model",
         benchmark.train,
@@ -152,7 +177,7 @@ def compare(
         engine,
         tries_dampings=searches,
     )
-    is_fitted = damping == CHOSEN or any(one.source.uses_retrained for one in chosen)
+    is_fitted = damping == CHOSEN or (others is None and any(one.source.uses_retrained for one in chosen))
     if is_fitted and half < MIN_SUBSETS:
         raise UsageError(
             f"{benchmark.folder} has {len(masks)} subsets: too few to fit on one half and report on the other"
@@ -160,12 +185,40 @@ def compare(
     first, second = RetrainedModels(masks[:half], losses[:half]), RetrainedModels(masks[half:], losses[half:])
     reported = second if is_fitted else RetrainedModels(masks, losses)
     fitted = first if damping == CHOSEN else reported
-    results = [_evaluate(task, one, dampings, fitted, reported, benchmark.training_seconds) for one in chosen]
+    training_seconds = (others or benchmark).training_seconds
+    results = [_evaluate(task, one, dampings, fitted, reported, training_seconds) for one in chosen]
     notes = {CHOSEN: f"chosen on the other {half} subsets", BEST: "the best in hindsight, on the reported subsets"}
+    note = notes.get(damping, damping)
     used = _portable(settings) | {"queries": queries, "output": output, "damping": damping, "grid": grid}
-    return Comparison(
-        results, ceiling(reported.losses), losses.shape[2], len(reported.masks), notes.get(damping, damping), used
-    )
+    if scale is not None:
+        note += f", of the paper's {len(dampings)} λ, each ÷ {scale:,}: its random matrix is not divided by √k, ours is"
+    if model is not None:
+        used["checkpoint"] = model.name
+    counts = losses.shape[2], len(reported.masks)
+    return Comparison(results, ceiling(reported.losses), *counts, note, used, scale, losses.shape[1])
+
+
+def paper_scale(settings: Settings) -> int:
+    """Return k, by which the paper's λ are divided; 1 for features that are not projected."""
+    return 1 if settings.projection == "identity" else settings.projection_dim
+
+
+def other_models(benchmark: Benchmark, retrained: Path | None) -> Benchmark | None:
+    """Open a folder of other retrained models than the benchmark's; None if there is none.
+
+    Refuse a folder that has a subset in common with the benchmark: methods would learn what they have to predict.
+    """
+    if retrained is None or retrained.resolve() == benchmark.folder.resolve():
+        return None
+    others = Benchmark.open(retrained)
+    known = {one.tobytes() for one in benchmark.masks}
+    for index, one in enumerate(others.masks):
+        if one.tobytes() in known:
+            raise UsageError(
+                f"--retrained {retrained}: its subset {index} is one of {benchmark.folder}, so methods would learn "
+                "what they have to predict"
+            )
+    return others
 
 
 def check_comparison(
@@ -208,12 +261,13 @@ def _evaluate(
     seconds = feature_seconds + (time.monotonic() - started) / len(tried)
     means = [mean_lds(values, fitted.masks, fitted.losses) for values in scores] if len(tried) > 1 else [0.0]
     best = int(np.argmax(means))
-    relative = _relative(task, method, tried)
+    absolute, relative = _lambdas(task, method, tried)
     count = method.source.retrained_models(task)
     return Result(
         method.name,
         evaluate_lds(scores[best], reported.masks, reported.losses),
         relative[best] if relative else None,
+        absolute[best] if absolute else None,
         seconds,
         method.source.feature_cost(task),
         count * training_seconds if training_seconds is not None else None if count else 0.0,
@@ -221,12 +275,16 @@ def _evaluate(
     )
 
 
-def _relative(task: Task, method: Method, dampings: Sequence[Damping]) -> list[float]:
-    """Divide each λ by the mean eigenvalue of the method's first model; a method without damping gets an empty list."""
+def _lambdas(task: Task, method: Method, dampings: Sequence[Damping]) -> tuple[list[float], list[float]]:
+    """Return each λ of the method's first model, and each ÷ its mean eigenvalue; nothing for undamped methods."""
     if not method.damped:
-        return []
+        return [], []
     first: Vectors = next(method.source.inputs(task))
-    return [first.training.relative(damping) for damping in dampings]
+    return [first.absolute(one) for one in dampings], [first.training.relative(one) for one in dampings]
+
+
+def _lambda_cell(value: float | None) -> Cell:
+    return Cell(None, "–") if value is None else Cell(value, f"{value:.2g}")
 
 
 def _portable(settings: Settings) -> dict[str, Any]:

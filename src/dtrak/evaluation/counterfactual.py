@@ -5,7 +5,8 @@ seed, and it draws again from the query's seed. For the original x and the count
 
     ℓ2 = ‖x − x′‖₂ over pixels in [−1, 1],        cosine = e(x)·e(x′) / (‖e(x)‖ ‖e(x′)‖) of an encoder's embeddings e
 
-For latent models, ℓ2 is the distance of the pictures' latents. The further apart x and x′ are, the better the scores.
+For latent models, ℓ2 is the distance of the modes of the pictures' latents, without the scaling factor that the network
+sees. The further apart x and x′ are, the better the scores.
 At a timestep t of the trajectory, x and x′ are the two models' estimates x̂_0(x_t) of the finished picture, each from
 the x_t of its own trajectory.
 
@@ -30,6 +31,8 @@ from dtrak.images.images import Images
 from dtrak.models.sampling import to_pixels
 from dtrak.runs.run import versions
 from dtrak.tables import Cell, Entry, Table
+
+CONTROL = "random"  # the method with which others are compared
 
 Floats = NDArray[np.float64]
 Pixels = NDArray[np.uint8]
@@ -92,7 +95,7 @@ def evaluate_counterfactual(
                 "train": len(redrawing.run.train_images),
                 "removed": redrawing.remove,
                 "retrainings": len(np.unique(which[rows])),
-                "distances": "pixels in [−1, 1]" if redrawing.model.autoencoder is None else "latents",
+                "distances": "pixels in [−1, 1]" if redrawing.model.autoencoder is None else "unscaled latents",
                 "encoder": encoder.name,
                 "ddim_steps": redrawing.ddim_steps,
                 "scores": dict(score_settings),
@@ -152,16 +155,20 @@ def embeddings(encoder: Encoder, pictures: Pixels) -> NDArray[np.float32]:
 
 
 def table(results: Sequence[Counterfactual]) -> Table:
-    """Return medians and quartiles by timestep and method."""
+    """Return medians and quartiles by timestep and method, and how much more than `random` each method changes."""
     at_steps = any(one.step is not None for one in results)
+    paired = any(one.method == CONTROL for one in results[0].effects) and len(results[0].effects) > 1
     heads = ["method", *["t"] * at_steps]
     heads += [f"{name}{part}" for name in ("ℓ2", "cos") for part in ("", " 25%", " 75%")]
+    heads += ["more ℓ2", "±"] * paired
     rows: list[list[Entry]] = []
     for result in results:
         for effect in result.effects:
             row: list[Entry] = [effect.method, *([result.step] if result.step is not None else [])]
             for values, form in ((effect.l2, ".2f"), (effect.cosine, ".3f")):
                 row += [Cell(float(one), f"{one:{form}}") for one in np.percentile(values, [50, 25, 75])]
+            if paired:
+                row += _more_than_control(result, effect)
             rows.append(row)
     settings = results[0].settings
     notes = [
@@ -169,9 +176,21 @@ def table(results: Sequence[Counterfactual]) -> Table:
         f"that was trained without the {settings['removed']:,} highest-scoring of {settings['train']:,} images. "
         f"ℓ2: of {settings['distances']}. cos: of {settings['encoder']}. The further apart, the better the scores."
     ]
+    if paired:
+        notes[0] += f" more ℓ2: than {CONTROL} for the same pictures, the mean difference and its standard error."
     if at_steps:
         notes[0] += " t: the timestep at which the models' estimates of the picture are compared."
     return Table(heads, rows, notes=notes)
+
+
+def _more_than_control(result: Counterfactual, effect: Effect) -> list[Entry]:
+    """Return the mean over pictures of ℓ2 − ℓ2 of the control, and its standard error."""
+    control = next(one for one in result.effects if one.method == CONTROL)
+    if effect is control or len(effect.l2) < 2:
+        return [Cell(None, "–"), Cell(None, "–")]
+    more = effect.l2 - control.l2
+    values = float(more.mean()), float(more.std(ddof=1) / len(more) ** 0.5)
+    return [Cell(one, f"{one:.2f}") for one in values]
 
 
 def folder_of(redrawing: Redrawing, step: TrajectoryStep) -> Path:

@@ -70,7 +70,7 @@ def leave_groups_out(
     generated = inputs.get("generated")
     draws = generated is not None and SEED in generated.images.columns
     drawn = tuple(seeds_of(generated.images)) if generated is not None and draws else ()
-    prompts = tuple(generated.prompts) if generated is not None and draws else ()
+    prompts = tuple(generated.texts) if generated is not None and draws else ()
     jobs = [TrainingJob(subset, seed, drawn, prompts) for seed in range(settings.seeds) for subset in range(len(masks))]
     folder = run.folder / LEFT_OUT
     with alone_in(folder):

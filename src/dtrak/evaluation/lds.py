@@ -73,6 +73,21 @@ def ceiling(losses: NDArray[np.float32]) -> float | None:
     return 100 * float(np.mean(agreements))
 
 
+def perfect_lds(ceiling: float | None, seeds: int) -> float | None:
+    """Return the LDS that scores would reach which predict the expected losses exactly; None if it is unknown.
+
+    The ceiling a correlates one seed with the mean of the other m = S − 1. If ρ is the share of a seed's variance that
+    is not noise, a = ρ / √(ρ + (1 − ρ)/m). The mean over S seeds then has the reliability ρ_S = Sρ / (1 + (S − 1)ρ)
+    (Spearman and Brown), and perfect scores correlate with it as √ρ_S.
+    """
+    if ceiling is None or seeds < 2 or ceiling <= 0:
+        return None
+    square, others = (ceiling / 100) ** 2, seeds - 1
+    half = square * (1 - 1 / others) / 2
+    share = min(1.0, half + np.sqrt(half**2 + square / others))
+    return 100 * float(np.sqrt(seeds * share / (1 + others * share)))
+
+
 def predicted_losses(values: NDArray[np.float32], masks: NDArray[np.bool_]) -> Floats:
     """Return −Σ of the scores […, Q, N] over the images of each subset, masks [M, N]: […, Q, M]."""
     chosen = masks.T.astype(np.float64)

@@ -96,7 +96,7 @@ class Plan:
     @property
     def weights(self) -> int:
         """Return the bytes of all weights."""
-        return FLOAT * (self.layout.frozen + self.layout.trained)
+        return (self.layout.frozen_bytes or FLOAT * self.layout.frozen) + FLOAT * self.layout.trained
 
     @property
     def latents(self) -> int:
@@ -194,7 +194,7 @@ class Plan:
             return Factored(
                 settings.projection_dim, {name: tuple(one.shape) for name, one in parameters.items()}, 0
             ).dim
-        if settings.projection == "identity":
+        if settings.projection == "identity" or any(kind.whole for kind in self.needed):
             return sum(one.numel() for one in parameters.values())
         return settings.projection_dim
 

@@ -49,7 +49,7 @@ class Redrawing:
 
     @cached_property
     def prompts(self) -> list[str] | None:
-        return None if self.model.prompts is None else self.model.prompts.of(self.queries)
+        return None if self.model.conditions is None else self.model.conditions.texts(self.queries)
 
     @cached_property
     def train_fingerprint(self) -> str:
@@ -67,10 +67,10 @@ class Redrawing:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Pictures, and the same pictures in the space that the model denoises."""
+    """Pictures, and the same pictures in the space in which their distances are measured."""
 
     pictures: NDArray[np.float32]  # [Q, C, H, W] in [−1, 1]
-    latents: NDArray[np.float32]  # [Q, …]; those of a model without latents are the pictures
+    latents: NDArray[np.float32]  # [Q, …], in the autoencoder's own scale; of a model without latents, the pictures
 
 
 def default_removed(total: int) -> int:
@@ -83,7 +83,8 @@ def choose_pictures(
 ) -> Redrawing:
     """Choose the run's first generated pictures to be drawn again; refuse numbers and timesteps that are impossible.
 
-    The recipe gives the number of pictures and of removed images if the arguments do not.
+    The recipe gives the number of pictures and of removed images if the arguments do not. Of `steps`, the nearest
+    timesteps of the trajectory are taken.
     """
     model = run.model().to(device)
     run.check_model_is_the_recipes(model)
@@ -106,10 +107,9 @@ def choose_pictures(
         raise UsageError(
             f"remove {remove}: give a number from 1 to {len(train) - 1}, as {train.source} has {len(train)} images"
         )
-    for step in steps:  # refuses a timestep that the trajectory does not have
-        _ = Trajectories(model, queries, run.recipe.generation.steps, step).timesteps
+    passed = [t for step in steps for t in Trajectories(model, queries, run.recipe.generation.steps, step).timesteps]
     chosen = queries.first(recipe.pictures or DEFAULT_PICTURES if count is None else count)
-    return Redrawing(run, model, chosen, remove, tuple(dict.fromkeys(steps)) or (None,), device)
+    return Redrawing(run, model, chosen, remove, tuple(dict.fromkeys(passed)) or (None,), device)
 
 
 def draw_again(redrawing: Redrawing) -> dict[TrajectoryStep, Drawn]:
@@ -207,9 +207,12 @@ def _at(redrawing: Redrawing, arrays: Arrays, step: TrajectoryStep) -> Drawn:
     """Return the pictures at a timestep, from the result of a job."""
     model = redrawing.model
     if step is None:
-        pictures = torch.from_numpy(arrays["pictures"]).to(model.device)
-        return Drawn(arrays["pictures"], model.encode(pictures).cpu().numpy())
-    timesteps = model.solver(redrawing.ddim_steps).timesteps.tolist()
-    estimates = torch.from_numpy(arrays["estimates"][timesteps.index(step)]).to(model.device)
-    decoded = model.decode(estimates).cpu().numpy()
-    return Drawn(decoded, decoded if model.autoencoder is None else estimates.cpu().numpy())
+        pictures = arrays["pictures"]
+        latents = model.encode(torch.from_numpy(pictures).to(model.device))
+    else:
+        timesteps = model.solver(redrawing.ddim_steps).timesteps.tolist()
+        latents = torch.from_numpy(arrays["estimates"][timesteps.index(step)]).to(model.device)
+        pictures = model.decode(latents).cpu().numpy()
+    if model.autoencoder is None:
+        return Drawn(pictures, pictures)
+    return Drawn(pictures, model.autoencoder.unscaled(latents).cpu().numpy())

@@ -51,6 +51,7 @@ from dtrak.sections import first_difference, first_mistake
 
 GROWING = ("subsets", "seeds")  # settings that may be larger when a benchmark is continued
 FIXED_AT_START = ("threads", "versions")  # continued with the values that the benchmark was begun with
+OTHER_SUBSETS = {"seed": 1, "seeds": 1}  # of models that methods learn from, as in the paper: each is trained once
 MAIN = "simple"  # the objective that every job's result has, as LDS predicts it
 OLD_ORDER = ("simple", "elbo", "square", "avg", "l1", "l2", "linf")  # rows of the array [7, Q] in old jobs' files
 
@@ -76,14 +77,16 @@ class RetrainingSettings:
         check_number("seed", self.seed, 0)
 
     @classmethod
-    def resumed(cls, folder: Path, evaluation: Evaluation, typed: Mapping[str, Any]) -> "RetrainingSettings":
-        """Return the settings for a folder: those `typed`, then those it was begun with, then the recipe's."""
+    def resumed(
+        cls, folder: Path, evaluation: Evaluation, typed: Mapping[str, Any], usual: Mapping[str, Any] | None = None
+    ) -> "RetrainingSettings":
+        """Return the settings for a folder: those `typed`, those it was begun with, the `usual` ones, the recipe's."""
         names = {one.name for one in fields(cls)}
         from_recipe = evaluation.model_dump(include=names, exclude_none=True)
         stored = _read_record(folder)
         begun = {name: value for name, value in (stored | stored.get("queries", {})).items() if name in names}
         try:
-            return TypeAdapter(cls).validate_python({**from_recipe, **begun, **typed})
+            return TypeAdapter(cls).validate_python({**from_recipe, **(usual or {}), **begun, **typed})
         except ValidationError as error:  # of the folder's record: the command line has checked what was typed
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
@@ -228,10 +231,10 @@ def _write_model_and_images(folder: Path, run: Run, sets: Mapping[str, ModelInpu
             shutil.copytree(run.folder / "model", temporary, dirs_exist_ok=True)
     for name, inputs in sets.items():
         if not (folder / f"{name}.npz").exists():
-            write_bytes(folder / f"{name}.npz", as_npz(_as_arrays(inputs)))
+            write_bytes(folder / f"{name}.npz", as_npz(as_arrays(inputs)))
 
 
-def _as_arrays(inputs: ModelInputs) -> Arrays:
+def as_arrays(inputs: ModelInputs) -> Arrays:
     """Return the images as the arrays that `load_images` reads from an .npz file."""
     images = inputs.images
     arrays: Arrays = {"images": images.pixels(range(len(images)))}
@@ -242,8 +245,8 @@ def _as_arrays(inputs: ModelInputs) -> Arrays:
             arrays["labels"] = values if values.dtype.kind in "iuU" else plain_column(values).astype(str)
         elif column not in RESERVED:
             arrays[column] = plain_column(values)
-    if inputs.prompts:
-        arrays[PROMPT] = np.array(inputs.prompts)
+    if inputs.texts:
+        arrays[PROMPT] = np.array(inputs.texts)
     return arrays
 
 

@@ -27,9 +27,14 @@ from dtrak.runs.attributing import features_folder, portable_settings, prepare_r
 from dtrak.runs.run import BENCHMARK, Run
 
 
-def benchmark_run(run: Run, settings: RetrainingSettings, engine: Engine, device: str) -> Benchmark:
-    """Retrain the run's model on random subsets, and measure its first validation images and generated pictures."""
-    folder = run.folder / BENCHMARK
+def benchmark_run(
+    run: Run, settings: RetrainingSettings, engine: Engine, device: str, name: str = BENCHMARK
+) -> Benchmark:
+    """Retrain the run's model on random subsets, and measure its first validation images and generated pictures.
+
+    `name` is the folder in the run's folder.
+    """
+    folder = run.folder / name
     make_benchmark(run, folder, settings, engine, queries_of(run, settings), device)
     return Benchmark.open(folder)
 
@@ -65,9 +70,10 @@ def check_queries(run: Run, queries: str) -> None:
         raise UsageError(f"{run.folder} has no generated pictures yet: `dtrak generate {run.folder}`")
 
 
-def benchmark_features_folder(run: Run, settings: Settings) -> Path:
+def benchmark_features_folder(run: Run, settings: Settings, checkpoint: Path | None = None) -> Path:
     """Return the folder for features of the benchmark's images, which are copies of the run's images."""
-    return features_folder(run, settings, f"{BENCHMARK}-")
+    name = BENCHMARK if checkpoint is None else f"{BENCHMARK}-{checkpoint.name}"
+    return features_folder(run, settings, f"{name}-")
 
 
 def save_comparison(run: Run, comparison: Comparison) -> None:

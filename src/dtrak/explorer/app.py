@@ -28,9 +28,9 @@ from dtrak.explorer.exploration import Exploration, NotReadyError
 from dtrak.explorer.guard import Guard, Limit
 from dtrak.explorer.uploads import Forms, RefusedError, decode
 from dtrak.explorer.work_queue import FullError, WorkItem
+from dtrak.figures.thumbnails import thumbnail
 from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
-from dtrak.report.thumbnails import thumbnail
 
 FOLDER, THEME = Path(__file__).parent, Path(report.__file__).parent / "theme.css"
 ASSETS = {
@@ -41,6 +41,7 @@ ASSETS = {
     **{f"/{path.name}": (path, "text/javascript") for path in FOLDER.glob("*.js")},
 }
 SIDES = {"small": 192, "large": 640}  # the greatest number of pixels a side
+CARDS = {"png": "image/png", "pdf": "application/pdf"}
 MAX_THUMBNAILS = 2048  # kept in memory
 PAGE_SIZE, MAX_SHOWN = 66, 500  # images in one response, by default and at most
 MAX_UPLOADS = 4  # pictures that wait to be decoded
@@ -75,6 +76,7 @@ class Explorer:
             Route("/api/answer", self.picture_scores),
             Route("/api/transpose", self.training_image_scores),
             Route("/api/scores.csv", self.csv),
+            Route("/api/card.{ending}", self.card),
             Route("/api/questions/{id}", self.progress),
             Route("/api/ask", self.add_picture, methods=["POST"]),
         ]
@@ -172,6 +174,17 @@ class Explorer:
             media_type="text/csv",
             headers={"Content-Disposition": f'attachment; filename="{name}.csv"'},
         )
+
+    def card(self, request: Request) -> Response:
+        """Send the attribution card of a picture."""
+        ending = request.path_params["ending"]
+        kind = _look_up("kind of card", ending, CARDS)
+        set_name, method, damping = self._scoring(request)
+        entry = _by_id(self.exploration.sets[set_name], request.query_params.get("query", ""))
+        content = responses.card(self.exploration, set_name, entry, method, damping, ending)
+        name = re.sub(r"[^A-Za-z0-9]+", "-", f"{entry.id}-{method.name}")
+        headers = {"Content-Disposition": f'attachment; filename="{name}-card.{ending}"'}
+        return Response(content, media_type=kind, headers=headers)
 
     def progress(self, request: Request) -> Response:
         """Send the progress of work that another request has started."""

@@ -21,6 +21,7 @@ from dtrak.methods import Method, split_methods
 from dtrak.models import DiffusionModel
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.progress import say
+from dtrak.report.trust import trust_of, trust_words
 from dtrak.runs.attributing import last_attribution, prepare_run, settings_of
 from dtrak.runs.run import Run
 
@@ -49,6 +50,7 @@ class Exploration:
     queue: WorkQueue
     damping: str  # for requests that do not give one
     recipe_damping: str
+    trust: dict[str, str]  # how far to trust each method, in words
 
     def scored(self, set_name: str, method: Method) -> list[tuple[Part, Scored]]:
         """Return the scores of all pictures of a set that the method can score.
@@ -98,7 +100,7 @@ class Exploration:
 
     @property
     def takes_prompts(self) -> bool:
-        return self.model.prompts is not None
+        return self.model.conditions is not None
 
     def add_picture(self, pixels: NDArray[np.uint8], prompt: str | None = None) -> WorkItem:
         """Queue the work to keep and score a new picture [H, W, C] of the run's shape."""
@@ -160,6 +162,7 @@ def explore(
             raise
         say(f"Scores are computed as the recipe says, not as in the last attribution: {error}")
         task, chosen = prepared(*as_recipe)
+    measured = trust_of(run)
     return Exploration(
         run=run,
         model=model,
@@ -170,6 +173,7 @@ def explore(
         queue=WorkQueue(),
         damping=str(task.settings.damping),
         recipe_damping=str(run.recipe.attribution.damping),
+        trust={method.name: trust_words(run, measured, method.name) for method in chosen},
     )
 
 

@@ -26,7 +26,9 @@ from dtrak.runs.run import Run
 
 FOLDER, FEATURES = "asked", "features"
 NAME = re.compile(r"[0-9a-f]{16}\.png")
-FEATURE_FILES = re.compile(r"manifest\.json|cost\.json|shard-\d+\.safetensors|embeddings-.*\.npy|\d{5}|\..*\.tmp")
+FEATURE_FILES = re.compile(
+    r"manifest\.json|cost\.json|checked\.json|shard-\d+\.safetensors|embeddings-.*\.npy|\d{5}|\..*\.tmp"
+)
 UNREADABLE = (DtrakError, OSError, ValueError, AttributeError)  # errors for a damaged picture or .json file
 MAX_PICTURES = 200  # that are kept
 MAX_BYTES = 256 << 20  # of these pictures and their features

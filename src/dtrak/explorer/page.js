@@ -1,17 +1,18 @@
 // The page: reads the run, shows the screen that the address names, and updates method, pictures and damping with it.
 
 import { newPicture } from "./ask.js";
+import { comparison } from "./compare.js";
 import { count, element, plain, run } from "./parts.js";
-import { arrival, change, go, link, route, setDefaults } from "./route.js";
+import { arrival, change, go, isDefault, link, route, setDefaults } from "./route.js";
 import { get } from "./server.js";
 import { oneImage, onePicture, pictures, training } from "./screens.js";
 
-const SCREENS = { pictures, picture: onePicture, training, image: oneImage, ask: newPicture };
+const SCREENS = { pictures, picture: onePicture, compare: comparison, training, image: oneImage, ask: newPicture };
 // A tab's screen, its text, and the screens for which it is marked.
-const TABS = [["pictures", "Pictures", ["pictures", "picture"]], ["training", "Training images", ["training", "image"]], ["ask", "New picture", ["ask"]]];
+const TABS = [["pictures", "Pictures", ["pictures", "picture", "compare"]], ["training", "Training images", ["training", "image"]], ["ask", "New picture", ["ask"]]];
 const SET_LABELS = { asked: "added" }; // texts of sets that are not their names
 
-const [main, scoring, methods, sets, slider, meaning, ticks, marks, problem, tabs] = ["main", "scoring", "methods", "sets", "damping", "meaning", "ticks", "marks", "problem", "tabs"].map((id) => document.getElementById(id));
+const [main, scoring, methods, sets, slider, meaning, ticks, marks, problem, tabs, trust, used, advanced, copy] = ["main", "scoring", "methods", "sets", "damping", "meaning", "ticks", "marks", "problem", "tabs", "trust", "used", "advanced", "copy"].map((id) => document.getElementById(id));
 
 let shown = { key: null, screen: null };
 let leaving = new AbortController(); // aborts the requests of the last screen
@@ -27,13 +28,13 @@ function choices(fieldset, name, options, chosen) {
 
 // A picture belongs to its set, so that another set is shown with the list of its pictures.
 function choose(name, value) {
-  if (name === "set" && route().screen === "picture") go(link("pictures", "", { set: value }));
+  if (name === "set" && ["picture", "compare"].includes(route().screen)) go(link("pictures", "", { set: value }));
   else change({ [name]: value, page: "" });
 }
 
 async function show() {
   const here = route();
-  const key = `${here.screen}/${here.id}${here.screen === "picture" ? here.set : ""}`;
+  const key = `${here.screen}/${here.id}${["picture", "compare"].includes(here.screen) ? here.set : ""}`;
   const isNew = key !== shown.key;
   leaving.abort();
   leaving = new AbortController();
@@ -67,7 +68,15 @@ function updateForm(here) {
     for (const input of fieldset.querySelectorAll("input")) input.checked = input.value === value;
   }
   scoring.hidden = here.screen === "ask"; // a new picture is scored by all methods
+  trust.replaceChildren(element("b", {}, "How far to trust it: "), ...withCode(run.trust[here.method] ?? ""),
+    isDefault("damping", here) ? "" : " This holds for the damping that the run’s scores have, not for the one chosen below.");
+  used.textContent = `${here.method}${isDefault("damping", here) ? "" : ", another damping"}`;
   document.title = `${here.id || "Explorer"} · ${run.name}`;
+}
+
+// What stands between backticks is a command.
+function withCode(text) {
+  return text.split("`").map((part, place) => (place % 2 ? element("code", {}, part) : part));
 }
 
 async function updateDamping(here, signal) {
@@ -112,6 +121,28 @@ function arrive() {
   arrival.by = "";
 }
 
+// The address has the whole view, so that somebody else sees the same.
+async function copyAddress() {
+  try {
+    await navigator.clipboard.writeText(location.href);
+    copy.textContent = "Copied";
+  } catch {
+    copy.textContent = "Copy it from the address bar";
+  }
+  setTimeout(() => (copy.textContent = "Copy link"), 2000);
+}
+
+// The arrow keys go to the neighbours of an image, unless the focus is on something that uses them.
+function stepByKey(event) {
+  if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || event.target.closest("input, select, textarea")) return;
+  const which = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
+  const to = which && main.querySelector(`.steps a[rel=${which}]`);
+  if (to) {
+    event.preventDefault();
+    to.click();
+  }
+}
+
 // Show the newest change only: changes that arrive while one is being shown are skipped, except the last.
 let pending = false;
 let busy = false;
@@ -135,13 +166,17 @@ async function start() {
   const here = route();
   choices(methods, "method", run.methods.map((one) => ({ value: one.name, text: one.name, hint: one.summary })), here.method);
   choices(sets, "set", run.sets.map((one) => ({ value: one.name, text: SET_LABELS[one.name] ?? one.name, hint: one.title })), here.set);
+  advanced.open = !isDefault("method", here) || !isDefault("damping", here);
   history.scrollRestoration = "manual";
+  copy.addEventListener("click", copyAddress);
+  addEventListener("keydown", stepByKey);
   slider.addEventListener("input", () => change({ damping: String(Number((10 ** slider.value).toPrecision(3))) }));
   scoring.addEventListener("submit", (event) => event.preventDefault());
   addEventListener("changed", ({ detail }) => ("damping" in detail ? refresh() : show()));
   addEventListener("hashchange", () => show());
   addEventListener("click", (event) => {
-    if (event.target.closest("a[href^='#']")) {
+    const clicked = event.target.closest?.("a[href^='#']");
+    if (clicked && clicked.id !== "skip") {
       scrolled.set(location.hash, scrollY);
       arrival.by = "link";
     }

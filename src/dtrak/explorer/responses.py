@@ -12,12 +12,14 @@ from dtrak.explorer.catalog import Catalog, Entry, labels
 from dtrak.explorer.exploration import Exploration
 from dtrak.explorer.kept_pictures import MAX_BYTES, MAX_PICTURES
 from dtrak.explorer.scoring import Scored
+from dtrak.figures.thumbnails import SMALL
 from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
 from dtrak.methods.method import Values
 from dtrak.models.prompts import prompts_of
+from dtrak.report.card import CardContent
+from dtrak.report.card import card as draw_card
 from dtrak.report.credit import CREDIT_COLUMNS, MAX_GROUPS
-from dtrak.report.thumbnails import SMALL
 
 
 def described_run(exploration: Exploration) -> dict[str, Any]:
@@ -41,9 +43,10 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
             for one in exploration.methods.values()
         ],
         "damping": exploration.damping,
+        "trust": exploration.trust,
         "kept": {"pictures": MAX_PICTURES, "bytes": MAX_BYTES},
         "steps": run.recipe.generation.steps,
-        "prompts": run.recipe.family.takes_prompts,
+        "prompts": run.recipe.is_conditional,
         "width": width,
         "height": height,
         "pixelated": max(height, width) <= SMALL,
@@ -56,11 +59,12 @@ def scale(exploration: Exploration, method: Method, damping: Damping) -> dict[st
     if method.name not in scorer.kernels:  # the method has no λ, or there is no picture
         return {}
     found = scorer.scale(method, damping)
-    _check_finite(np.array([found.relative, found.dimension]), damping)
+    used = found.used
+    _check_finite(np.array([used.relative, used.kept]), damping)
     marks = {rule: {"damping": rule, "relative": relative} for rule, relative in found.rules.items()}
     if recipe not in ("auto", "spectrum"):
-        marks["recipe"] = {"damping": recipe, "relative": scorer.scale(method, Damping.parse(recipe)).relative}
-    return {"relative": found.relative, "dimension": found.dimension, "rank": found.rank, "marks": marks}
+        marks["recipe"] = {"damping": recipe, "relative": scorer.scale(method, Damping.parse(recipe)).used.relative}
+    return {"relative": used.relative, "dimension": used.kept, "rank": used.rank, "marks": marks}
 
 
 def listed(entries: list[Entry], page: int, size: int) -> dict[str, Any]:
@@ -105,7 +109,7 @@ def picture_scores(
         "opponents": _strongest(train.entries, -values, count, sign=-1),
         "positive": int((values > 0).sum()),
         "negative": int((values < 0).sum()),
-        "credit": {column: _credit(scores, column) for column in CREDIT_COLUMNS if column in scores.columns},
+        "credit": {column: credit_of(scores, column) for column in CREDIT_COLUMNS if column in scores.columns},
         "prompt": _prompt(exploration, entry),
     }
 
@@ -139,12 +143,29 @@ def csv(
         yield scores_of(exploration, scored, entry, method, damping).csv(header=number == 0)
 
 
+def card(exploration: Exploration, set_name: str, entry: Entry, method: Method, damping: Damping, ending: str) -> bytes:
+    """Return the attribution card of a picture as a file."""
+    scored = exploration.scored_with(set_name, entry, method)
+    scores = scores_of(exploration, scored, entry, method, damping)
+    run = exploration.run
+    content = CardContent(
+        run=run.folder.resolve().name,
+        summary=run.recipe.summary,
+        picture=entry.images.pixels([entry.position])[0],
+        scores=scores,
+        train=run.train_images,
+        trust=exploration.trust.get(method.name, ""),
+    )
+    return draw_card(content).file(ending)
+
+
 def scores_of(exploration: Exploration, scored: Scored, entry: Entry, method: Method, damping: Damping) -> Scores:
     """Return the scores of one of the pictures that were scored together."""
     values = scored.scores(damping, slice(entry.position, entry.position + 1))
     _check_finite(values, damping)
     train = exploration.run.train_images
-    return Scores(values, train.ids, np.array([entry.id]), method.name, train.columns)
+    used = exploration.scorer.scale(method, damping).used if method.name in exploration.scorer.kernels else None
+    return Scores(values, train.ids, np.array([entry.id]), method.name, train.columns, damping=used)
 
 
 def _check_finite(values: NDArray[Any], damping: Damping) -> None:
@@ -171,10 +192,10 @@ def _prompt(exploration: Exploration, entry: Entry) -> str | None:
     return None if prompts is None else prompts_of(entry.images.select([entry.position]), prompts.template)[0]
 
 
-def _credit(scores: Scores, column: str) -> list[dict[str, Any]]:
+def credit_of(scores: Scores, column: str) -> list[dict[str, Any]]:
     """Return each group's share of one picture's positive scores, with its interval, and of the training images."""
     names, (shares,) = scores.shares(column)
-    intervals, of_training = scores.share_intervals(column)[0], scores.sizes(column) / len(scores.train_ids)
+    intervals, of_training = scores.share_intervals(column)[0], scores.sizes(column) / scores.images
     order = np.argsort(-shares, kind="stable")
     ranked: list[dict[str, Any]] = [
         {

@@ -6,6 +6,10 @@ export function setDefaults(values) {
   defaults = values;
 }
 
+export function isDefault(name, here) {
+  return here[name] === defaults[name];
+}
+
 export function route() {
   const [path, query] = splitOnce(location.hash.slice(1) || "pictures", "?");
   const [screen, id] = splitOnce(path, "/");
@@ -18,6 +22,20 @@ export function link(screen, id = "", changes = {}) {
   const kept = Object.entries({ set, method, damping, ...changes });
   const query = new URLSearchParams(kept.filter(([name, value]) => value !== "" && value !== defaults[name]));
   return `#${screen}${id === "" ? "" : `/${encodeURIComponent(id)}`}${query.size ? `?${query}` : ""}`;
+}
+
+// The lists that were shown last, so that the way back leads to the same page, search and order.
+const places = {};
+export function remember(here) {
+  places[here.screen] = { hash: location.hash, set: here.set };
+}
+export function lastPlace(screen, { set, method, damping }) {
+  const last = places[screen];
+  if (!last || (screen === "pictures" && last.set !== set)) return link(screen);
+  const [path, query] = splitOnce(last.hash, "?");
+  const now = new URLSearchParams(query);
+  for (const [name, value] of Object.entries({ set, method, damping })) value === defaults[name] ? now.delete(name) : now.set(name, value);
+  return now.size ? `${path || `#${screen}`}?${now}` : path || `#${screen}`;
 }
 
 // Change parameters of the address, without a new entry in the browser's history.

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from dtrak.attribution.scores import refuse_not_finite
 from dtrak.attribution.scoring import DampedScores, FixedScores, scores_for, self_influence
+from dtrak.attribution.used_damping import UsedDamping
 from dtrak.errors import UsageError
 from dtrak.images.images import Images
 from dtrak.inputs.arrays import TrainingKernel
 from dtrak.inputs.task import Task
 from dtrak.kernels.damping import Damping
-from dtrak.kernels.preconditioner import EVERY, Array, effective_dimension
+from dtrak.kernels.preconditioner import EVERY, Array
 from dtrak.methods import Method
 
 Scored = DampedScores | FixedScores  # the scores of some queries by one method
@@ -68,21 +69,15 @@ class Scorer:
     def scale(self, method: Method, damping: Damping) -> "Scale":
         """Describe a damping for the kernel of the method's first model."""
         first = self.kernels[method.name][0]
-        return Scale(
-            relative=first.relative(damping),
-            dimension=effective_dimension(first.kernel, first.absolute(damping)),
-            rank=len(first.kernel.eigenvalues),
-            rules={rule: first.relative(Damping.parse(rule)) for rule in _rules(first)},
-        )
+        rules = {rule: first.relative(Damping.parse(rule)) for rule in _rules(first)}
+        return Scale(UsedDamping.of(first, damping), rules)
 
 
 @dataclass(frozen=True)
 class Scale:
     """A damping λ on the scale of the page's slider."""
 
-    relative: float  # λ ÷ the mean eigenvalue
-    dimension: float  # the effective dimension: how many directions λ keeps
-    rank: int  # the number of all directions
+    used: UsedDamping
     rules: dict[str, float]  # the λ of each rule, ÷ the mean eigenvalue
 
 

@@ -3,7 +3,7 @@
 // A screen is built once, as `node`; `update` is called whenever the method, the damping or the set changes.
 
 import { count, credit, described, element, matches, name, number, pager, picture, run, tiles } from "./parts.js";
-import { change, link, route } from "./route.js";
+import { change, lastPlace, link, remember } from "./route.js";
 import { get } from "./server.js";
 
 const FIRST = 10; // matches that are shown at first
@@ -21,12 +21,22 @@ export function pictures() {
   const node = element("section", {}, heading, element("div", { class: "filters" }, search.node, total), grid);
   async function update(here, signal) {
     heading.textContent = capital(titleOf(here.set));
+    remember(here);
     search.follow(here.search);
     const found = await get("api/queries", { set: here.set, search: here.search, page: here.page }, signal);
     total.textContent = counted(found.total, "picture");
-    grid.replaceChildren(found.total ? tiles(here.set, found.items) : nothing(here), pager(found, (page) => change({ page })));
+    show(grid, found.total ? tiles(here.set, found.items) : nothing(here), found);
   }
   return { node, update };
+}
+
+// Show a page of a list. The focus stays on the button that turned the page, and the page begins at its top.
+function show(grid, list, found) {
+  const button = grid.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+  grid.replaceChildren(list, pager(found, (page) => change({ page })));
+  const again = button && grid.querySelector(`.pager [aria-label="${button}"]`);
+  (again?.disabled ? grid.querySelector(".pager button:enabled") : again)?.focus({ preventScroll: true });
+  if (button) grid.scrollIntoView({ block: "nearest" });
 }
 
 function nothing(here) {
@@ -44,6 +54,7 @@ export function training() {
     element("h2", { tabindex: "-1" }, "Training images"),
     element("div", { class: "filters" }, search.node, run.train.labels.length ? label : null, sort, total), grid);
   async function update(here, signal) {
+    remember(here);
     search.follow(here.search);
     label.lastChild.value = here.label ?? "";
     sort.lastChild.value = here.sort ?? "id";
@@ -53,7 +64,7 @@ export function training() {
     const found = await get("api/train", { search: words, label: only, sort: order, page, ...scoringOf(here) }, signal);
     total.textContent = counted(found.total, "image") + explained(order, here);
     const none = element("p", { class: "none" }, "No training image matches.");
-    grid.replaceChildren(found.total ? tiles("train", found.items) : none, pager(found, (to) => change({ page: to })));
+    show(grid, found.total ? tiles("train", found.items) : none, found);
   }
   return { node, update };
 }
@@ -66,7 +77,7 @@ function explained(order, here) {
 export function onePicture() {
   return one({
     kind: "Picture",
-    back: (here) => ["All " + titleOf(here.set), link("pictures")],
+    back: (here) => ["All " + titleOf(here.set), lastPlace("pictures", here)],
     linkTo: (id) => link("picture", id),
     load: (here, many, signal) => get("api/answer", { query: here.id, count: many, ...scoringOf(here) }, signal),
     subject: (here, found) => [here.set, found.query],
@@ -76,14 +87,18 @@ export function onePicture() {
     summary: (found) => `Of ${count(run.train.count)} training images, ${count(found.positive)} lowered this picture’s loss and ${count(found.negative)} raised it.`,
     facts: () => [],
     more: (here, found) => Object.entries(found.credit).map(([column, groups]) => credit(column, groups, found.prompt ?? undefined)),
-    csv: (here) => `api/scores.csv?${new URLSearchParams({ query: here.id, ...scoringOf(here) })}`,
+    files: (here) => {
+      const query = new URLSearchParams({ query: here.id, ...scoringOf(here) });
+      return [["Attribution card", `api/card.png?${query}`], ["Card as PDF", `api/card.pdf?${query}`], ["Scores as CSV", `api/scores.csv?${query}`]];
+    },
+    compare: (here) => link("compare", here.id),
   });
 }
 
 export function oneImage() {
   return one({
     kind: "Training image",
-    back: () => ["All training images", link("training")],
+    back: (here) => ["All training images", lastPlace("training", here)],
     linkTo: (id) => link("image", id),
     load: (here, many, signal) => get("api/transpose", { train: here.id, count: many, ...scoringOf(here) }, signal),
     subject: (here, found) => ["train", found.train],
@@ -96,13 +111,14 @@ export function oneImage() {
       ...(found.self_influence === null ? [] : [["Self-influence", number(found.self_influence)]]),
     ],
     more: () => [],
-    csv: null,
+    files: () => [],
+    compare: () => null,
   });
 }
 
 // The screen of one image: its facts, and its strongest matches.
 function one(about) {
-  let many = FIRST;
+  let focusAt = null; // the match that gets the focus after more are shown
   const back = element("a", { class: "back" });
   const heading = element("h2", { tabindex: "-1" });
   const beside = element("div", { class: "picture" });
@@ -117,31 +133,33 @@ function one(about) {
     back.replaceChildren(element("span", { "aria-hidden": "true" }, "← "), text);
     back.href = to;
     heading.textContent = heading.textContent || `${about.kind} ${here.id}`;
+    const many = Math.min(Number(here.count) || FIRST, MAX_MATCHES);
     const found = await about.load(here, many, signal);
     if (call !== latest) return; // another damping or method has been chosen
     const [where, item] = about.subject(here, found);
     heading.textContent = `${about.kind} ${where === "asked" ? name(where, item) : item.id}`;
-    const step = (text, id) => id === null ? "" : element("a", { href: about.linkTo(id) }, text);
-    steps.replaceChildren(step("Previous", found.previous), step("Next", found.next));
+    const step = (text, rel, id) => id === null ? "" : element("a", { href: about.linkTo(id), rel, title: "also with the arrow keys" }, text);
+    steps.replaceChildren(step("← Previous", "prev", found.previous), step("Next →", "next", found.next));
     if (!beside.firstChild) beside.append(picture(where, item, about.kind, "large"), element("div"));
     const facts = [...described(item.columns).map((words) => words.split(/ (.*)/s)), ...about.facts(found)];
     beside.lastChild.replaceChildren(
       element("dl", {}, ...facts.map(([term, value]) => element("div", { class: value.length > 20 ? "long" : "" }, element("dt", {}, term), element("dd", {}, value)))),
-      about.csv && element("p", {}, element("a", { href: about.csv(here), download: true }, "Scores as CSV")) || "");
+      about.compare(here) ? element("p", {}, element("a", { href: about.compare(here) }, "Compare with another picture")) : "",
+      ...about.files(here).map(([title, href]) => element("p", {}, element("a", { href, download: true }, title))));
     const strongest = Math.max(...[...found.proponents, ...found.opponents].map((match) => Math.abs(match.score)));
     const both = ["proponents", "opponents"].map((kind, index) =>
       matches(kind, about.titles[index], about.matchesIn(here), found[kind], strongest, about.none[index]));
     const rest = Math.max(found.positive, found.negative) > many && many < MAX_MATCHES;
-    const button = element("button", { type: "button", onclick: showMore }, "Show more");
+    const button = element("button", { type: "button", onclick: () => showMore(many) }, "Show more");
     results.replaceChildren(element("p", { class: "quiet" }, about.summary(found, here)), ...both, rest ? button : "");
     results.setAttribute("aria-busy", "false");
     more.replaceChildren(...about.more(here, found));
+    if (focusAt !== null) results.querySelectorAll(".matches a")[focusAt]?.focus();
+    focusAt = null;
   }
-  async function showMore() {
-    const first = many;
-    many = Math.min(many + 2 * FIRST, MAX_MATCHES);
-    await update(route());
-    results.querySelectorAll(".matches a")[first]?.focus();
+  function showMore(many) {
+    focusAt = many;
+    change({ count: String(Math.min(many + 2 * FIRST, MAX_MATCHES)) });
   }
   return { node, update };
 }

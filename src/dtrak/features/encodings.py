@@ -11,8 +11,8 @@ from torch import Tensor
 from dtrak.features.store import FeatureStore, Manifest, fill
 from dtrak.images.images import Images
 from dtrak.models.autoencoder import Autoencoder, pictures_in_a_pass
-from dtrak.models.conditions import Condition
-from dtrak.models.text_encoders import TEXTS_AT_ONCE, TextEncoder
+from dtrak.models.conditions import Condition, Conditioner
+from dtrak.models.text_encoders import TEXTS_AT_ONCE
 from dtrak.noise import stable_hash
 from dtrak.progress import progress_bar
 
@@ -31,18 +31,24 @@ def latents_of(autoencoder: Autoencoder, images: Images, mirrored: bool, folder:
     return computed_or_read(what, made_from, (len(images), *shape), encode, pictures_in_a_pass(height, width), folder)
 
 
-def embeddings_of(encoder: TextEncoder, texts: Sequence[str], folder: Path | None) -> Condition:
-    """Return the condition of each of the P texts: tensors [P, …] by name."""
-    made_from = (encoder.fingerprint, f"{stable_hash(repr(list(texts))):016x}")
+def conditions_of(conditioner: Conditioner, texts: Sequence[str], folder: Path | None) -> Condition:
+    """Return the condition of each of the P texts: tensors [P, …] by name, each in its own type.
+
+    Only numbers with a fraction are kept in the folder; whole numbers, such as class labels, are made again.
+    """
+    made_from = (conditioner.fingerprint, f"{stable_hash(repr(list(texts))):016x}")
 
     def embed(name: str, rows: range) -> Tensor:
-        return encoder([texts[row] for row in rows])[name]
+        return conditioner.encode([texts[row] for row in rows])[name].float()
 
+    first = conditioner.encode(texts[:1])
+    if not any(value.is_floating_point() for value in first.values()):
+        return {name: value.cpu() for name, value in conditioner.encode(texts).items()}
     return {
         name: computed_or_read(
             name, made_from, (len(texts), *value.shape[1:]), partial(embed, name), TEXTS_AT_ONCE, folder
-        )
-        for name, value in encoder(texts[:1]).items()
+        ).to(value.dtype)
+        for name, value in first.items()
     }
 
 
@@ -84,7 +90,7 @@ def computed_or_read(
                 parts = []
                 for start in range(0, len(rows), few):
                     part = rows[start : start + few]
-                    parts.append(compute(part).flatten(1).cpu())
+                    parts.append(compute(part).reshape(len(part), -1).cpu())
                     advance(len(part))
                 return torch.cat(parts)[None]
 

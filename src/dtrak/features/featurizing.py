@@ -17,7 +17,7 @@ from dtrak.engines import Engine, device_of_worker, gpu_of
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.features.settings import FeatureSettings
-from dtrak.features.store import Cost, FeatureStore, Manifest, fill, fill_from
+from dtrak.features.store import Cost, FeatureStore, Manifest, Share, fill, fill_from
 from dtrak.features.trajectories import Trajectories
 from dtrak.gradients.featurizer import Copies, Featurizer, NotFiniteError
 from dtrak.gradients.objectives import OBJECTIVES, Objective, get_objective
@@ -44,10 +44,13 @@ def featurize(
     engine: Engine | None = None,
     *,
     apart: bool = False,
+    share: Share | None = None,
 ) -> dict[str, FeatureStore]:
     """Fill one store for each objective, `folder/name-objective`. What a store already has is not computed again.
 
     If copies are kept `apart`, each has its own row, and the stores are called `folder/name-objective-copies`.
+
+    With a `share`, only that share of the stores' shards is filled, in this process.
 
     The objectives of one call share their forward passes. Trajectories have timesteps of their own. The work is done
     in this process, or by the workers of an engine.
@@ -71,8 +74,9 @@ def featurize(
     if incomplete:
         work = replace(work, model=model.denoiser(), objectives=tuple(incomplete))
         _announce(work, sum(one.manifest.bytes for one in incomplete.values()))
-        _fill(work, list(incomplete.values()), engine)
-    _report_left_out(stores, images, settings.skip_bad)
+        _fill(work, list(incomplete.values()), engine, share)
+    if share is None:
+        _report_left_out(stores, images, settings.skip_bad)
     return stores
 
 
@@ -172,7 +176,7 @@ def _of_pass(work: Work, rows: list[int]) -> Tensor:
     """Compute the features of rows that share a pass; images to skip have zeros."""
     features, images = work.features, work.images
     try:
-        return features(images.tensor(rows), images.ids[rows].tolist(), images.condition(rows))
+        return features(images.tensor(rows), images.ids[rows].tolist(), images.condition(rows), rows)
     except NotFiniteError:
         if not work.settings.skip_bad:
             raise
@@ -192,7 +196,7 @@ def _announce(work: Work, size: int) -> None:
     )
 
 
-def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None) -> None:
+def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None, share: Share | None) -> None:
     """Compute what the stores of the work's objectives lack, and keep how many seconds a row took."""
     total, rows_done = Cost(), 0
 
@@ -201,12 +205,14 @@ def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None) -> None
         total, rows_done = total + shard.cost, rows_done + shard.features.shape[1]
         return torch.from_numpy(shard.features)
 
-    with progress_bar("features", len(work.images), "images") as advance:
-        if engine is None:
-            fill(stores, lambda rows: counted(shard_of(work, rows, advance)), advance)
+    shards = stores[0].shards
+    count = sum(len(shards[index]) for index in (range(len(shards)) if share is None else share.of(len(shards))))
+    with progress_bar("features", count, "images") as advance:
+        if engine is None or share is not None:
+            fill(stores, lambda rows: counted(shard_of(work, rows, advance)), advance, share)
         else:
-            shards = partial(_shards_by, engine, work)
-            fill_from(stores, lambda missing: ((rows, counted(one)) for rows, one in shards(missing)), advance)
+            by = partial(_shards_by, engine, work)
+            fill_from(stores, lambda missing: ((rows, counted(one)) for rows, one in by(missing)), advance)
     if rows_done:  # other processes may have computed all of them
         for store in stores:
             store.keep_cost(total * (1 / (rows_done * len(stores))))

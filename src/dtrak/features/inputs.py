@@ -1,7 +1,7 @@
 """Images as the inputs of a model: x [C, H, W] in the space that the model denoises, and a condition for each image.
 
 For most models, x is pixels in [−1, 1], and there is no condition. For latent models, an autoencoder encodes the
-pixels. For text-conditional models, a text encoder also encodes the prompts. Each is computed once.
+pixels. For conditional models, a conditioner makes the conditions from the images' columns. Each is computed once.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrak.features.encodings import embeddings_of, latents_of
+from dtrak.features.encodings import conditions_of, latents_of
 from dtrak.images.images import Images
-from dtrak.models.conditions import Condition
+from dtrak.models.conditions import Condition, selected
 from dtrak.models.diffusion import DiffusionModel
 from dtrak.noise import stable_hash
 
@@ -26,12 +26,12 @@ Rows = Sequence[int] | NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class ModelInputs:
-    """Images, with the latents and the conditions that a model takes instead of pixels and prompts."""
+    """Images, with the latents and the conditions that a model takes instead of pixels and columns."""
 
     images: Images
     latents: tuple[Tensor, ...] = ()  # μ and σ [N, 2, C, H, W], of mirrored images second; none for pixels
-    prompts: Sequence[str] = ()  # [N]
-    conditions: Condition = field(default_factory=dict)  # [P, …], one for each different prompt
+    texts: Sequence[str] = ()  # [N], such as the prompts or the classes of the images
+    conditions: Condition = field(default_factory=dict)  # [P, …], one for each different text
     which: NDArray[np.int64] | None = None  # [N], the row of each image in `conditions`
 
     def __len__(self) -> int:
@@ -55,10 +55,10 @@ class ModelInputs:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits that depend on the images and their prompts."""
-        if not self.prompts:
+        """Return 16 hexadecimal digits that depend on the images and their conditions."""
+        if not self.texts:
             return self.images.fingerprint
-        return f"{stable_hash(repr((self.images.fingerprint, list(self.prompts)))):016x}"
+        return f"{stable_hash(repr((self.images.fingerprint, list(self.texts)))):016x}"
 
     def tensor(self, rows: Rows) -> Tensor:
         """Return x [B, C, H, W]: pixels in [−1, 1], or the mode of the latents."""
@@ -84,7 +84,7 @@ class ModelInputs:
         if self.which is None:
             return {}
         chosen = torch.from_numpy(self.which[list(rows)])
-        return {name: value[chosen] for name, value in self.conditions.items()}
+        return selected(self.conditions, chosen)
 
     def select(self, rows: Rows) -> "ModelInputs":
         """Return the inputs of some images."""
@@ -93,7 +93,7 @@ class ModelInputs:
             self,
             images=self.images.select(chosen),
             latents=tuple(value[chosen] for value in self.latents),
-            prompts=[self.prompts[row] for row in chosen] if self.prompts else (),
+            texts=[self.texts[row] for row in chosen] if self.texts else (),
             which=None if self.which is None else self.which[chosen],
         )
 
@@ -116,10 +116,11 @@ def model_inputs(
     if model.autoencoder is not None:
         sides = (False, True) if mirrored else (False,)
         latents = tuple(latents_of(model.autoencoder, images, side, folder) for side in sides)
-    if model.prompts is None:
+    if model.conditions is None:
         return ModelInputs(images, latents)
-    texts = model.prompts.of(images)
+    texts = model.conditions.texts(images)
     place_of = {text: place for place, text in enumerate(sorted(set(texts)))}
     which = np.array([place_of[text] for text in texts])
-    embedded = embeddings_of(model.prompts.encoder, list(place_of), folder)
-    return ModelInputs(images, latents, texts, embedded, which)
+    conditions = conditions_of(model.conditions, list(place_of), folder)
+    model.conditions.release()
+    return ModelInputs(images, latents, texts, conditions, which)

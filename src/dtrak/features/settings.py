@@ -5,7 +5,7 @@ The command line makes its options from this file, so this file imports nothing 
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from dtrak.errors import UsageError, check_known
 from dtrak.limits import check_number, shortened
@@ -31,9 +31,14 @@ class FeatureSettings:
         int | str, Option("K", "K evenly spaced timesteps, middle:K, cumulative:K, or a list such as 0,100,200.")
     ] = 10
     draws: Annotated[int, Option("Z", "The number of noises at each timestep.")] = 1
-    noise: Annotated[Literal["shared", "per-image"], Option("KIND", "Noise shared by all images, or per-image.")] = (
-        "shared"
-    )
+    noise: Annotated[
+        str,
+        Option(
+            "KIND",
+            "Noise shared by all images, per-image, or by-place:52:1000, shared by images at the same place of batches "
+            "of 52 in shards of 1,000, as in the paper's program.",
+        ),
+    ] = "shared"
     projection: Annotated[
         str | None,
         Option("KIND", "factored, sketch, dense, dense-rademacher or identity.", "factored for step-trak, else sketch"),
@@ -55,9 +60,10 @@ class FeatureSettings:
     def __post_init__(self) -> None:
         from dtrak.features.store import DTYPES
         from dtrak.gradients.projecting import PROJECTIONS
+        from dtrak.gradients.sharing import parse_sharing
 
         PROJECTIONS.choose(self.projection_of(apart=False))
-        check_known("noise", self.noise, ["shared", "per-image"])
+        parse_sharing(self.noise)
         check_known("dtype", self.dtype, list(DTYPES))
         for name in ("draws", "projection_dim", "batch_size"):
             if (value := getattr(self, name)) is not None or name != "batch_size":

@@ -26,6 +26,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dtrak.errors import DtrakError, UsageError
+from dtrak.features.checks import Checks, digest
 from dtrak.files import make_folder, write_bytes, write_json, write_once
 from dtrak.limits import shortened
 from dtrak.sections import first_mistake
@@ -35,6 +36,7 @@ COST = "cost.json"  # seconds per row
 SHARD_ROWS = 32  # a killed process loses no more rows than these
 SHARD_BYTES = 32 << 20  # the largest shard of features of every copy
 BLOCK_BYTES = 64 << 20  # how much is read at a time
+EVERY_ROW = slice(None)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,26 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class Share:
+    """One of several equal shares of a store's shards, for one of several processes that fill it."""
+
+    number: int  # from 1 on
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Share":
+        """Read a text such as 3/64."""
+        number, slash, count = text.partition("/")
+        if not slash or not (number.isdecimal() and count.isdecimal()) or not 1 <= int(number) <= int(count) <= 10**6:
+            raise UsageError(f"shard {shortened(text)}: give its number and how many there are, such as 3/64")
+        return cls(int(number), int(count))
+
+    def of(self, shards: int) -> range:
+        """Return the shards of this share."""
+        return range(self.number - 1, shards, self.count)
+
+
+@dataclass(frozen=True)
 class Cost:
     """The seconds that features took: for gradients, and for their projection."""
 
@@ -88,7 +110,8 @@ class FeatureStore:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self._intact: set[int] = set()
+        self._checks = Checks(folder)
+        self._intact: dict[int, tuple[str, list[int]]] = {}  # checksums and rows of zeros, of this process
 
     @classmethod
     def create(cls, folder: Path, manifest: Manifest) -> "FeatureStore":
@@ -141,16 +164,36 @@ class FeatureStore:
     def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
         """Yield all rows in order, or only the `wanted` ones, in blocks: (rows, float32 [b, k] or [b, C, k])."""
         wanted = range(len(self)) if wanted is None else wanted
-        shards = [
-            index for index, rows in enumerate(self.shards) if rows.start < wanted.stop and wanted.start < rows.stop
-        ]
-        step = max(1, BLOCK_BYTES // (len(self.shards[0]) * math.prod(self.manifest.shape) * 4))
-        for start in range(0, len(shards), step):
-            part = shards[start : start + step]
-            first, last = self.shards[part[0]], self.shards[part[-1]]
-            rows = range(max(first.start, wanted.start), min(last.stop, wanted.stop))
-            block = torch.cat([self._read_whole(index) for index in part])
-            yield rows, block[rows.start - first.start : rows.stop - first.start]
+        if not wanted:
+            return
+        in_shard = len(self.shards[0])
+        end = (wanted.stop - 1) // in_shard + 1
+        step = max(1, BLOCK_BYTES // (in_shard * math.prod(self.manifest.shape) * 4))
+        for start in range(wanted.start // in_shard, end, step):
+            part = range(start, min(start + step, end))
+            rows = range(max(self.shards[part[0]].start, wanted.start), min(self.shards[part[-1]].stop, wanted.stop))
+            yield rows, torch.cat([self._rows_of(index, rows) for index in part])
+
+    def _rows_of(self, index: int, rows: range) -> Tensor:
+        """Return those of a shard's rows that are in `rows`, float32."""
+        there = self.shards[index]
+        first, last = max(rows.start, there.start) - there.start, min(rows.stop, there.stop) - there.start
+        return self._read_whole(index, slice(first, last))
+
+    def at(self, rows: Sequence[int]) -> Tensor:
+        """Return some rows in the given order, float32 [b, k] or [b, C, k]; only these are read of checked shards."""
+        return torch.stack([self._row(*divmod(int(row), len(self.shards[0]))) for row in rows])
+
+    def _row(self, index: int, row: int) -> Tensor:
+        """Return one row of a shard. A safetensors file begins with the length of its header; its tensor is behind."""
+        path, dtype = self._path(index), DTYPES[self.manifest.dtype]
+        if self._checks.of(index, path) is None:
+            return self._read_whole(index, slice(row, row + 1))[0]
+        size = math.prod(self.manifest.shape) * dtype.itemsize
+        with open(path, "rb", buffering=0) as file:
+            file.seek(8 + int.from_bytes(file.read(8), "little") + row * size)
+            content = bytearray(file.read(size))
+        return torch.frombuffer(content, dtype=dtype).reshape(self.manifest.shape).float()
 
     def numpy(self) -> Any:
         """Return all rows at once, float32 [N, k] or [N, C, k]; only for small sets such as queries."""
@@ -158,19 +201,26 @@ class FeatureStore:
 
     def missing(self) -> list[int]:
         """Return the shards that do not exist or do not match their checksum."""
-        return [index for index in range(len(self.shards)) if not self.has(index)]
+        found = [index for index in range(len(self.shards)) if not self.has(index)]
+        self._checks.save()
+        return found
 
     def has(self, index: int) -> bool:
         """Return whether a shard exists and is not damaged."""
-        return self._read(index) is not None
+        return self._checks.of(index, self._path(index)) is not None or self._read(index) is not None
 
     def left_out(self) -> list[int]:
         """Return the rows of skipped images. They are zeros: they add nothing to a kernel and score zero."""
-        return [
-            rows.start + int(row)
-            for index, rows in enumerate(self.shards)
-            for row in (~self._read_whole(index).flatten(1).any(1)).nonzero()
-        ]
+        found = [rows.start + zero for index, rows in enumerate(self.shards) for zero in self._checked(index)[1]]
+        self._checks.save()
+        return found
+
+    @property
+    def digest(self) -> str:
+        """Return 32 hexadecimal digits that change with any of the features."""
+        found = digest([self._checked(index)[0] for index in range(len(self.shards))])
+        self._checks.save()
+        return found
 
     def write(self, index: int, features: Tensor) -> None:
         """Write one shard, float32 [b, k] or [b, C, k], in the store's dtype."""
@@ -201,24 +251,41 @@ class FeatureStore:
     def _path(self, index: int) -> Path:
         return self.folder / f"shard-{index:05d}.safetensors"
 
-    def _read(self, index: int) -> Tensor | None:
-        """Return a shard, mapped into memory; None if it is missing or damaged."""
+    def _checked(self, index: int) -> tuple[str, list[int]]:
+        """Return the checksum and the rows of zeros of a shard; raise an error if it is missing or damaged."""
+        known = self._checks.of(index, self._path(index))
+        if known is not None:
+            return known.checksum, [*known.zeros]
+        self._intact.pop(index, None)
+        self._read_whole(index)
+        return self._intact[index]
+
+    def _read(self, index: int, part: slice = EVERY_ROW) -> Tensor | None:
+        """Return some rows of a shard, all of them if it is not checked yet; None if it is missing or damaged."""
+        path = self._path(index)
+        is_checked = index in self._intact or self._checks.of(index, path) is not None
         try:
-            with safe_open(self._path(index), "pt") as file:
-                features: Tensor = file.get_tensor("features")
-                if index not in self._intact and file.metadata()["checksum"] != _checksum(features):
-                    return None
+            with safe_open(path, "pt") as file:
+                stored = file.get_slice("features")
+                shape = tuple(stored.get_shape())
+                features: Tensor = stored[part if is_checked else EVERY_ROW]
+                checksum = file.metadata()["checksum"]
         except (OSError, SafetensorError, KeyError, TypeError):
             return None
-        expected = (len(self.shards[index]), *self.manifest.shape)
-        if features.shape != expected or features.dtype != DTYPES[self.manifest.dtype]:
+        if shape != (len(self.shards[index]), *self.manifest.shape) or features.dtype != DTYPES[self.manifest.dtype]:
             return None
-        self._intact.add(index)
-        return features
+        if is_checked:
+            return features
+        if checksum != _checksum(features):
+            return None
+        zeros = (~features.flatten(1).any(1)).nonzero().flatten().tolist()
+        self._intact[index] = checksum, zeros
+        self._checks.add(index, path, checksum, zeros)
+        return features[part]
 
-    def _read_whole(self, index: int) -> Tensor:
-        """Return a shard in float32; raise an error if it is missing or damaged."""
-        features = self._read(index)
+    def _read_whole(self, index: int, part: slice = EVERY_ROW) -> Tensor:
+        """Return some rows of a shard in float32; raise an error if the shard is missing or damaged."""
+        features = self._read(index, part)
         if features is None:
             raise DtrakError(
                 f"{self._path(index)} is missing or damaged: run the command that made these features again"
@@ -230,13 +297,16 @@ def fill(
     stores: Sequence[FeatureStore],
     compute: Callable[[range], Tensor],
     advance: Callable[[int], None],
+    share: "Share | None" = None,
 ) -> None:
     """Compute what is missing in stores of the same rows; `compute(rows)` returns float32 [stores, b, …, k].
+
+    With a `share`, only the shards of that share are computed.
 
     A shard that another process is computing is left to it, and is computed here if that process dies. `advance` is
     called with the number of rows that did not need `compute`.
     """
-    rows_of, missing = stores[0].shards, _begin(stores, advance)
+    rows_of, missing = stores[0].shards, _begin(stores, advance, share)
     while missing:
         left_to_others = []
         for index in missing:
@@ -266,7 +336,7 @@ def fill_from(
     """Fill stores as `fill` does, from a `compute` that yields the missing shards in the order in which workers end."""
     rows_of, missing = stores[0].shards, _begin(stores, advance)
     for rows, features in compute([rows_of[index] for index in missing]):
-        index = rows_of.index(rows)
+        index = rows.start // len(rows_of[0])
         for store, its_features in zip(stores, features, strict=True):
             with store.lock(index).acquire(blocking=True):
                 if not store.has(index):
@@ -274,12 +344,13 @@ def fill_from(
         advance(len(rows))
 
 
-def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None]) -> list[int]:
+def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None], share: "Share | None" = None) -> list[int]:
     """Return the shards that any of the stores lacks; call `advance` with the number of rows that all of them have."""
     _check_space(stores)
     rows_of = stores[0].shards
-    missing = sorted({index for store in stores for index in store.missing()})
-    advance(len(stores[0]) - sum(len(rows_of[index]) for index in missing))
+    wanted = range(len(rows_of)) if share is None else share.of(len(rows_of))
+    missing = [index for index in wanted if not all(store.has(index) for store in stores)]
+    advance(sum(len(rows_of[index]) for index in wanted) - sum(len(rows_of[index]) for index in missing))
     return missing
 
 

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak.errors import UsageError
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
-from dtrak.models.conditions import Condition
+from dtrak.models.conditions import Condition, moved, selected
 from dtrak.models.sampling import sample
 from dtrak.noise import stable_hash
+from dtrak.progress import say
 
 SEED_TEXT = re.compile(r"[0-9]{1,19}(\.0)?")
 SEED = "seed"  # the column of generated pictures that has their seeds
@@ -35,7 +37,7 @@ class Trajectories:
     pictures: Images
     steps: int = 50  # of DDIM
     step: int | None = None
-    guidance: float | None = None  # the strength of the prompts, if the model takes prompts
+    guidance: float | None = None  # the strength of the conditions, if the model takes any
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -55,20 +57,26 @@ class Trajectories:
     @property
     def fingerprint(self) -> str:
         text = f"{self.model.fingerprint} {self.pictures.fingerprint} {self.steps} {self.step}"
-        if self._prompts is not None:
-            text += f" {self.guidance} {self._prompts}"
+        if self._texts is not None:
+            text += f" {self.guidance} {self._texts}"
         return f"{stable_hash(text):016x}"
 
-    @property
+    @cached_property
     def timesteps(self) -> tuple[int, ...]:
-        """Return t of the steps that count, in falling order."""
+        """Return t of the steps that count, in falling order: all of them, or the one that is nearest to `step`.
+
+        Stable Diffusion passes through 401 and 301, and not through 400 and 300.
+        """
         every = tuple(self.model.solver(self.steps).timesteps.tolist())
         if self.step is None:
             return every
-        if self.step not in every:
-            passed = ", ".join(map(str, every[:2]))
-            raise UsageError(f"step {self.step}: {self.steps} steps of DDIM pass through {passed}, … {every[-1]}")
-        return (self.step,)
+        passed = f"{self.steps} steps of DDIM pass through {', '.join(map(str, every[:2]))}, … {every[-1]}"
+        if self.step >= self.model.timesteps:
+            raise UsageError(f"step {self.step}: {passed}")
+        nearest = min(every, key=lambda t: abs(t - self.step))
+        if nearest != self.step:
+            say(f"step {self.step}: {passed}; {nearest} is taken, which is the nearest")
+        return (nearest,)
 
     def tensor(self, rows: Sequence[int] | NDArray[Any]) -> Tensor:
         """Return x̂_0 [B, timesteps, C, H, W]."""
@@ -76,22 +84,22 @@ class Trajectories:
 
     def condition(self, rows: Sequence[int] | NDArray[Any]) -> Condition:
         """Return the condition of these pictures, tensors [B, …] by name."""
-        return {name: value[list(rows)] for name, value in self._conditions.items()}
+        return selected(self._conditions, list(rows))
 
     @cached_property
     def _conditions(self) -> Condition:
-        if self._prompts is None or self.model.prompts is None:
+        if self._texts is None or self.model.conditions is None:
             return {}
-        return {name: value.cpu() for name, value in self.model.prompts.encoder(self._prompts).items()}
+        return moved(self.model.conditions.encode(self._texts), torch.device("cpu"))
 
     @cached_property
-    def _prompts(self) -> list[str] | None:
-        return None if self.model.prompts is None else self.model.prompts.of(self.pictures)
+    def _texts(self) -> list[str] | None:
+        return None if self.model.conditions is None else self.model.conditions.texts(self.pictures)
 
     @cached_property
     def _estimates(self) -> Tensor:
         seeds = seeds_of(self.pictures)
-        drawn = sample(self.model, seeds, self.steps, trajectory=True, prompts=self._prompts, guidance=self.guidance)
+        drawn = sample(self.model, seeds, self.steps, trajectory=True, prompts=self._texts, guidance=self.guidance)
         self._check_drawn(drawn.pictures.cpu(), seeds)
         assert drawn.estimates is not None
         counting = [index for index, t in enumerate(drawn.timesteps.tolist()) if t in self.timesteps]

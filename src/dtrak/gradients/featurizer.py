@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +19,12 @@ from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError, UsageError
 from dtrak.gradients.activations import activation_bytes
 from dtrak.gradients.backward import Receiver, Shortcut, can_share_a_pass, gradient_of_each_image, gradient_of_the_batch
-from dtrak.gradients.objectives import get_objective
+from dtrak.gradients.objectives import Objective, get_objective
 from dtrak.gradients.projections import Projection
+from dtrak.gradients.sharing import OWN, SHARED, Places, parse_sharing
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
-from dtrak.models.memory import copies_that_fit, total_memory
+from dtrak.models.memory import copies_that_fit, recomputes, total_memory
 from dtrak.noise import gaussian
 
 Id = str | int
@@ -40,7 +40,7 @@ class Copies:
 
     timesteps: tuple[int, ...]
     draws: int = 1  # how many noises there are at each timestep
-    noise: Literal["shared", "per-image"] = "shared"  # whether all images have the same noises, or each its own
+    noise: str = SHARED  # which images have the same noises: `sharing.py`
     seed: int = 0
     of: str = ""  # a name of the set of images, because two sets can have the same ids
 
@@ -48,9 +48,17 @@ class Copies:
         """Return (timestep, draw) of every copy."""
         return [(timestep, draw) for timestep in self.timesteps for draw in range(self.draws)]
 
-    def noises(self, shape: tuple[int, ...], image: Id | None) -> Tensor:
-        """Return ε of every copy, [KZ, C, H, W]. It depends on seed, timestep, draw, and the image if one is given."""
-        name = () if image is None else (f"image {image} of {self.of}",)
+    def noises(self, shape: tuple[int, ...], image: Id | None = None, row: int = 0) -> Tensor:
+        """Return ε of every copy, [KZ, C, H, W], for an image that has this row in its set.
+
+        It depends on seed, timestep and draw, and on the image or its place if images do not share all noise.
+        """
+        sharing = parse_sharing(self.noise)
+        name: tuple[str, ...] = ()
+        if isinstance(sharing, Places):
+            name = (f"place {sharing.of(row)}",)
+        elif sharing == OWN and image is not None:
+            name = (f"image {image} of {self.of}",)
         return torch.stack([gaussian(shape, self.seed, timestep, draw, *name) for timestep, draw in self.pairs()])
 
 
@@ -64,7 +72,7 @@ class Featurizer:
     def __init__(
         self,
         model: DiffusionModel,
-        objectives: Sequence[str],
+        objectives: Sequence[str | Objective],
         copies: Copies,
         projection: Projection,
         parameters: dict[str, nn.Parameter],
@@ -75,15 +83,17 @@ class Featurizer:
         autocast: bool = False,  # whether forward passes are in bfloat16; gradients are added in float32 even then
     ) -> None:
         self.model = model
-        self.objectives = [get_objective(name) for name in objectives]
+        self.objectives = [get_objective(one) if isinstance(one, str) else one for one in objectives]
         self.copies = copies
         self.projection = projection
         self.parameters = parameters
         self.apart = apart
         self.autocast = autocast
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
-        self._shared_noise = copies.noises(model.shape, None) if copies.noise == "shared" else None
+        self._shared_noise = copies.noises(model.shape) if copies.noise == SHARED else None
         per_copy = activation_bytes(model, condition)
+        if recomputes(model, per_copy, total_memory(model.device)):
+            per_copy = activation_bytes(model, condition)
         self.copies_at_once = copies_that_fit(per_copy, total_memory(model.device))
         self.batch_size = self._choose_batch_size(per_copy, batch_size)
         self.follows_layers = self.batch_size > 1 or apart or projection.has_shortcuts
@@ -110,24 +120,31 @@ class Featurizer:
         """Return how many rows an image has: one for each copy if copies are apart, and one if not."""
         return len(self.timesteps) if self.apart else 1
 
-    def __call__(self, clean: Tensor, ids: Sequence[Id], condition: Condition | None = None) -> Tensor:
+    def __call__(
+        self, clean: Tensor, ids: Sequence[Id], condition: Condition | None = None, numbers: Sequence[int] | None = None
+    ) -> Tensor:
         """Return φ of the images `clean` [B, C, H, W], float32 on the CPU: [objectives, B, k].
 
         If copies are apart, φ is [objectives, B, KZ, k]. `clean` can also be [B, K, C, H, W], with one image for every
-        timestep. `condition` holds the conditions of the images; each of its tensors is [B, …].
+        timestep. `condition` holds the conditions of the images; each of its tensors is [B, …]. `numbers` are the rows
+        of the images in their set, for noise by place; None means the first ones.
         """
+        numbers = range(len(clean)) if numbers is None else numbers
         moved_condition = moved(condition or {}, self.model.device)
         out = torch.zeros(len(self.objectives), len(clean), self.rows, self.projection.dim, device=self.model.device)
         with threads_for(self.pass_bytes), reproducible():
             for start in range(0, len(clean), self.batch_size):
                 rows = slice(start, start + self.batch_size)
                 own = {name: value[rows] for name, value in moved_condition.items()}
-                self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows], own)
+                self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows], numbers[rows], own)
         return out.cpu() if self.apart else out[:, :, 0].cpu()
 
-    def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id], condition: Condition) -> None:
+    def _add_images(
+        self, out: Tensor, clean: Tensor, ids: Sequence[Id], numbers: Sequence[int], condition: Condition
+    ) -> None:
         """Add the features of b images that share their passes to `out` [objectives, b, rows, k]."""
-        noises = torch.stack([self._noise_of(image) for image in ids]).to(clean.device)  # [b, KZ, C, H, W]
+        noises = torch.stack([self._noise_of(*one) for one in zip(ids, numbers, strict=True)])
+        noises = noises.to(clean.device)  # [b, KZ, C, H, W]
         if clean.dim() < noises.dim():
             clean = clean[:, None].expand_as(noises)
         else:
@@ -143,10 +160,10 @@ class Featurizer:
             own = {name: value[bad : bad + 1] for name, value in condition.items()}
             self._find_timestep(clean[bad : bad + 1], noises[bad : bad + 1], ids[bad], own)
 
-    def _noise_of(self, image: Id) -> Tensor:
+    def _noise_of(self, image: Id, row: int) -> Tensor:
         if self._shared_noise is not None:
             return self._shared_noise
-        return self.copies.noises(self.model.shape, image)
+        return self.copies.noises(self.model.shape, image, row)
 
     def _add_pass(
         self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[Id], condition: Condition

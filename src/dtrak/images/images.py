@@ -16,17 +16,24 @@ from numpy.typing import NDArray
 from dtrak.errors import DtrakError, UsageError
 from dtrak.images.pictures import Picture, common_shape, file_errors, regular
 from dtrak.images.selection import Selection
-from dtrak.images.sources import check_header, described, find_source, widened
+from dtrak.images.sources import FoundImages, check_header, described, find_source, widened
 
 if TYPE_CHECKING:
     import torch
 
+SHOWN = 10  # images in a notebook
 INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")  # 007 is read as text, and so is a number too large for int64
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """An ordered set of images with stable ids and columns (label, caption, artist, …), one value per image."""
+    """An ordered set of images with stable ids and columns (label, caption, artist, …), one value per image.
+
+    >>> import dtrak
+    >>> dtrak.load_images("digits:train")
+    Images from digits:train: 1,000 of 8 × 8 pixels, grey
+    columns: label
+    """
 
     source: str  # what the user typed
     ids: NDArray[Any]  # [N] int64 or str
@@ -38,6 +45,21 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:
+        channels, height, width = self.shape
+        colour = "grey" if channels == 1 else "colour"
+        text = f"Images from {self.source}: {len(self):,} of {width} × {height} pixels, {colour}"
+        return f"{text}\ncolumns: {', '.join(self.columns)}" if self.columns else text
+
+    def _repr_html_(self) -> str:
+        from dtrak.figures.html import part, picture, row
+
+        first = self.first(SHOWN)
+        values = [first.columns[name] for name in list(self.columns)[:1]]
+        pairs = enumerate(zip(first.ids, *values, strict=True))
+        cells = [picture(self.pixels([n])[0], [str(one) for one in texts]) for n, texts in pairs]
+        return part(repr(self).replace("\n", ", "), row(cells))
 
     def pixels(self, indices: Sequence[int] | NDArray[Any]) -> NDArray[np.uint8]:
         """Read the pixels [B, H, W, C] of some images from the source."""
@@ -109,13 +131,26 @@ def load_images(
     """Load the images of `source`, cropped to `crop` pixels, then resized to `size`, with 1 or 3 `channels`.
 
     With `select`, load only some of them (see `dtrak.images.selection`); the others are not opened.
+
+    A source is digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
+
+    >>> import dtrak
+    >>> images = dtrak.load_images("digits:validation")
+    >>> len(images), images.shape, list(images.columns)
+    (797, (1, 8, 8), ['label'])
     """
     for option, side in (("size", size), ("crop", crop)):
         if side is not None and side < 1:
             raise UsageError(f"{option} is {side}, but must be at least 1 pixel")
     if channels not in (None, 1, 3):
         raise UsageError(f"channels is {channels}, but must be 1 (grey) or 3 (colour)")
-    found = find_source(source, select)
+    return collected(find_source(source, select), source, size, crop, channels)
+
+
+def collected(
+    found: FoundImages, source: str, size: int | None = None, crop: int | None = None, channels: int | None = None
+) -> Images:
+    """Return found images as a set, in their common shape."""
     if not found.pictures:
         raise UsageError(f"{source} holds no images")
     shape = common_shape(found.pictures, size, crop, channels)

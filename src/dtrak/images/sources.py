@@ -225,6 +225,13 @@ def _hugging_face(source: str) -> FoundImages:
         raise UsageError(f"{source!r} does not say which images: give hf:name:split")
     with file_errors(source, UsageError):
         dataset = datasets.load_dataset(name, split=split)
+    return found_in_dataset(dataset, source)
+
+
+def found_in_dataset(dataset: Any, source: str) -> FoundImages:
+    """Find the images of a data set of Hugging Face, with its other columns."""
+    import datasets
+
     images = [column for column, feature in dataset.features.items() if isinstance(feature, datasets.Image)]
     if not images:
         raise UsageError(f"{source!r} has no image column, only {', '.join(dataset.column_names)}")

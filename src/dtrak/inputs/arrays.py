@@ -7,10 +7,12 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dtrak.errors import UsageError
 from dtrak.kernels.copies import CopyFeatures
 from dtrak.kernels.damping import Automatic, Damping, damping_as_of
+from dtrak.kernels.kept import KeptFit
 from dtrak.kernels.preconditioner import EVERY, Array, Preconditioner, Rows, mean_eigenvalue
 from dtrak.kernels.ridge import decompose
 
@@ -20,12 +22,15 @@ class TrainingKernel:
     """A preconditioner that is fitted on the training images when it is first needed, and its λ for each damping.
 
     `automatic` is its rule for `auto`. If scores of several objectives are averaged, `first` is the kernel of the first
-    objective. The λ of the others is then chosen so that they keep as many directions as the first kernel does.
+    objective. The λ of the others is then chosen so that they keep as many directions as the first kernel does. If the
+    fit is `kept` on disk, so are the λ that rules find, with the fit that they were `compared` with.
     """
 
     fit: Callable[[], Preconditioner]
     automatic: Automatic | None = None
     first: "TrainingKernel | None" = None
+    kept: KeptFit | None = None
+    compared: KeptFit | None = None
     _found: dict[Damping, float] = field(default_factory=dict)
 
     @cached_property
@@ -35,15 +40,20 @@ class TrainingKernel:
     def absolute(self, damping: Damping) -> float:
         """Return λ for this kernel."""
         if damping not in self._found:
-            found = (
-                damping.absolute(self.kernel, self.automatic)
-                if self.first is None
-                else damping_as_of(self.first.kernel, self.first.absolute(damping), self.kernel)
-            )
+            if damping.is_rule and self.kept is not None:
+                name = damping.kind if self.compared is None else f"{damping.kind} {self.compared.fingerprint}"
+                found = self.kept.damping(name, partial(self._find, damping))
+            else:
+                found = self._find(damping)
             if not np.isfinite(found):
                 raise UsageError(f"damping {damping.value:g}: it is too large")
             self._found[damping] = found
         return self._found[damping]
+
+    def _find(self, damping: Damping) -> float:
+        if self.first is None:
+            return damping.absolute(self.kernel, self.automatic)
+        return damping_as_of(self.first.kernel, self.first.absolute(damping), self.kernel)
 
     def relative(self, damping: Damping) -> float:
         """Return λ as a fraction of the mean eigenvalue."""
@@ -113,8 +123,18 @@ class KernelPart:
         return replace(self, coordinates=self.coordinates[queries], chosen=train)
 
     def summed(self) -> "KernelPart":
-        """Replace the queries with their sum. Scores are linear, so its scores are the sums of theirs."""
+        """Replace the queries with their sum. If scores are linear, its scores are the sums of theirs."""
         return replace(self, coordinates=self.coordinates.sum(0, keepdims=True))
+
+
+@dataclass(frozen=True, eq=False)
+class NoisedQueries:
+    """Noised copies x_t = s x + σ ε of the queries, and the training images without noise."""
+
+    train: Rows  # y [N, channels · height · width]
+    queries: Tensor  # x_t [copies, Q, channels, height, width]
+    signal: Tensor  # s [copies]
+    noise: Tensor  # σ [copies]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dtrak.errors import UsageError
 from dtrak.features.store import Cost, FeatureStore
 from dtrak.inputs.arrays import TrainingKernel, Vectors
+from dtrak.inputs.keeping import kept_fit, kept_pooled
 from dtrak.inputs.needs import GradientKind, GradientUse, Models
 from dtrak.inputs.outcomes import benchmark_of
 from dtrak.inputs.task import Source, Task
-from dtrak.kernels import PRECONDITIONERS
 from dtrak.kernels.copies import CopyFeatures, OneCopy
 from dtrak.kernels.damping import bounded_agreement, compared_objective, share_of_rows
-from dtrak.kernels.pooled import fit_pooled
+from dtrak.kernels.kept import KeptFit
 from dtrak.kernels.preconditioner import Preconditioner
 from dtrak.kernels.ridge import decompose
 from dtrak.noise import stable_hash
@@ -105,11 +106,11 @@ class Gradients(Source):
 
     def _costs(self, task: Task, member: int, objectives: tuple[str, ...]) -> Iterator[Cost]:
         """Yield the cost of each store that these inputs need of one model."""
-        train = _train_stores(task, self.kind, member)
+        train = train_stores(task, self.kind, member)
         compared = compared_objective(objectives[0])
         of_train = {*objectives, *([compared] if compared in _compared(task, self.kind) else [])}
         yield from (train[one].cost for one in of_train)
-        queries = _query_stores(task, self.kind, member, self.along_trajectory)
+        queries = query_stores(task, self.kind, member, self.along_trajectory)
         yield from (queries[one].cost for one in objectives)
 
     def seconds(self, task: Task) -> float:
@@ -120,23 +121,26 @@ class Gradients(Source):
         return len(members(task, self.models)) if self.uses_retrained else 0
 
     def _vectors(self, task: Task, member: int, objective: str, first: TrainingKernel | None) -> Vectors:
-        train = _train_stores(task, self.kind, member)
-        queries = _query_stores(task, self.kind, member, self.along_trajectory)
+        train = train_stores(task, self.kind, member)
+        queries = query_stores(task, self.kind, member, self.along_trajectory)
         return Vectors(train[objective], queries[objective].numpy(), self._training(task, train, objective, first))
 
     def _training(self, task: Task, train: Stores, objective: str, first: TrainingKernel | None) -> TrainingKernel:
         """Return the kernel of an objective. It is kept if there is one model; several could fill the memory."""
 
+        fits = {of: kept_fit(self.preconditioner, store) for of, store in train.items()}
+
         def kernel(of: str) -> Preconditioner:
-            fit = partial(PRECONDITIONERS.choose(self.preconditioner), train[of])
             key = ("kernel", self.preconditioner, of)
-            return task.once_for_training(key, fit) if self.models == "final" else fit()
+            return task.once_for_training(key, fits[of]) if self.models == "final" else fits[of]()
 
         def make() -> TrainingKernel:
             other = compared_objective(objective)
             compares = first is None and other in train
             automatic = partial(bounded_agreement, compared=partial(kernel, other)) if compares else None
-            return TrainingKernel(partial(kernel, objective), automatic, first)
+            kept = {of: fit if isinstance(fit, KeptFit) else None for of, fit in fits.items()}
+            compared = kept[other] if compares else None if first is None else first.kept
+            return TrainingKernel(partial(kernel, objective), automatic, first, kept[objective], compared)
 
         if self.models != "final":
             return make()
@@ -146,10 +150,10 @@ class Gradients(Source):
     def _of_copies(self, task: Task, member: int) -> Iterator[Vectors]:
         """Yield one input with a kernel of all copies and objectives, or for each copy an input with its own kernel."""
         settings, objectives = task.settings, self.objectives(task.settings.objective)
-        stores = _train_stores(task, self.kind, member)
+        stores = train_stores(task, self.kind, member)
         features = CopyFeatures([stores[one] for one in objectives], settings.length == "unit")
         scored = features if settings.copies == "apart" else features.mean()
-        of_queries = _query_stores(task, self.kind, member, self.along_trajectory)
+        of_queries = query_stores(task, self.kind, member, self.along_trajectory)
         queries = scored.prepared([torch.from_numpy(of_queries[one].numpy()) for one in objectives]).numpy()
         if settings.kernel == "per-copy":
             for copy in range(queries.shape[1]):
@@ -160,7 +164,8 @@ class Gradients(Source):
         copies, _ = features.shape
 
         def make() -> TrainingKernel:
-            return TrainingKernel(partial(fit_pooled, features, scored), partial(share_of_rows, copies=copies))
+            fit = kept_pooled([stores[one] for one in objectives], features, scored)
+            return TrainingKernel(fit, partial(share_of_rows, copies=copies), kept=fit)
 
         key = ("pooled kernel", objectives, settings.length, settings.copies)
         fitted = task.once_for_training(key, make) if self.models == "final" else make()
@@ -182,7 +187,7 @@ def members(task: Task, models: Models) -> list[Path | None]:
             return [*evenly_spaced(task.settings.checkpoints, task.settings.checkpoint_count)]
         case "retrained":
             benchmark = benchmark_of(task)
-            subsets = task.settings.subsets or len(benchmark.masks)
+            subsets = task.settings.retrained_count or len(benchmark.masks)
             found = [path for subset, path in benchmark.retrained.items() if subset < subsets]
             if not found:
                 raise UsageError(f"{benchmark.folder} did not keep its retrained models: make it with --keep-models")
@@ -210,13 +215,50 @@ def _trajectories(task: Task) -> "Trajectories":
     return task.once("trajectories", make)
 
 
-def _train_stores(task: Task, kind: GradientKind, member: int) -> Stores:
+def with_stores(task: Task, source: Gradients, folder: Path) -> Task:
+    """Return the task with the features of training images that a folder has; the images themselves are not needed."""
+    suffix = "-copies" if source.apart else ""
+    stores = {one: FeatureStore.open(folder / f"train-{one}{suffix}") for one in task.needed[source.kind].train}
+    for store in stores.values():
+        if missing := len(store.missing()):
+            raise UsageError(
+                f"{store.folder} is not complete: {missing:,} of {len(store.shards):,} files of features are missing "
+                "or damaged; run the command that makes these features again"
+            )
+    return replace(task, _of_training={"inputs": None, ("train", source.kind, 0): stores})
+
+
+@dataclass(frozen=True)
+class NoQueries:
+    """Stands for the features of queries where only those of training images are needed."""
+
+    shape: tuple[int, ...]
+
+    def numpy(self) -> NDArray[np.float32]:
+        return np.zeros((1, *self.shape), dtype=np.float32)
+
+
+def without_queries(task: Task, source: Gradients) -> Task:
+    """Return the task with zeros as the features of one query, so that no model is needed."""
+    stores = train_stores(task, source.kind, 0)
+    nothing = {one: NoQueries(store.manifest.shape) for one, store in stores.items()}
+    return replace(task, _made={("queries", source.kind, 0, source.along_trajectory): nothing})
+
+
+def fill_share(task: Task) -> None:
+    """Compute the task's share of all features of training images that its methods need, and nothing else."""
+    for kind in task.needed:
+        for member in range(len(members(task, kind.models))):
+            train_stores(task, kind, member)
+
+
+def train_stores(task: Task, kind: GradientKind, member: int) -> Stores:
     """Return the features of the training images, computed with one model, for all methods that need them."""
     make = partial(_featurize, task, kind, member, task.train_inputs, task.needed[kind].train, task.folder, "train")
     return task.once_for_training(("train", kind, member), make)
 
 
-def _query_stores(task: Task, kind: GradientKind, member: int, along_trajectory: bool) -> Stores:
+def query_stores(task: Task, kind: GradientKind, member: int, along_trajectory: bool) -> Stores:
     """Return the features of the queries as they are, or along their sampling trajectories."""
     needed, folder = task.needed[kind], task.folder_of_queries
 
@@ -247,11 +289,15 @@ def _featurize(
     model, path = task.model, members(task, kind.models)[member]
     settings = task.settings.features
     if path is not None:
-        model, folder = _loaded(task, path), folder / path.name
+        model = _loaded(task, path)
+        folder = folder / f"{path.name}-{model.fingerprint[:8]}"  # models of several folders can have the same name
         settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
     if draws is not None:
         settings = replace(settings, draws=draws)
-    return featurize(model, images, objectives, settings, folder, name, task.engine, apart=kind.apart)
+    if kind.whole:
+        settings, folder = replace(settings, projection="identity"), folder / "whole"
+    share = task.share if name == "train" else None
+    return featurize(model, images, objectives, settings, folder, name, task.engine, apart=kind.apart, share=share)
 
 
 def _loaded(task: Task, path: Path) -> "DiffusionModel":

@@ -14,10 +14,11 @@ Models = Literal["final", "checkpoints", "retrained"]
 
 @dataclass(frozen=True)
 class GradientKind:
-    """A kind of gradients: the models they are computed with, and whether every noised copy of an image has its own."""
+    """A kind of gradients: the models they are computed with, and what is kept of them."""
 
     models: Models = "final"
-    apart: bool = False
+    apart: bool = False  # whether every noised copy of an image has its own
+    whole: bool = False  # whether they are kept as they are, and not projected
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def needed_gradients(uses: Iterable[GradientUse], damping: Damping | None) -> di
     found: dict[GradientKind, NeededGradients] = {}
     for use in uses:
         before = found.get(use.kind, NeededGradients(()))
-        compares = use.damped and not use.kind.apart and damping is not None and damping.compares_objectives
+        is_ordinary = not (use.kind.apart or use.kind.whole)  # others have rules of their own
+        compares = use.damped and is_ordinary and damping is not None and damping.compares_objectives
         compared = [compared_objective(use.objectives[0])] if compares else []
         found[use.kind] = NeededGradients(
             train=tuple(dict.fromkeys([*before.train, *use.objectives, *compared])),

@@ -40,7 +40,7 @@ def check_enough(outcomes: RetrainedLosses) -> None:
 
 
 def _read(task: Task) -> RetrainedLosses:
-    first, benchmark = slice(task.settings.subsets), benchmark_of(task)
+    first, benchmark = slice(task.settings.retrained_count), benchmark_of(task)
     return RetrainedLosses(benchmark.masks[first], benchmark.losses_of(task.queries, task.settings.output)[first])
 
 

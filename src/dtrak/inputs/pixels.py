@@ -1,13 +1,16 @@
 """Take the images as they are: their pixels in [−1, 1], or their latents if the model works on latents."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from dtrak.inputs.arrays import Counts, Vectors
+from dtrak.gradients.featurizer import Copies
+from dtrak.gradients.timesteps import select_timesteps
+from dtrak.inputs.arrays import Counts, NoisedQueries, Vectors
 from dtrak.inputs.task import Source, Task
 
 if TYPE_CHECKING:
@@ -49,6 +52,28 @@ class InputRows:
         for start in range(0, len(wanted), IMAGES_AT_ONCE):
             rows = wanted[start : start + IMAGES_AT_ONCE]
             yield rows, self.images.tensor(rows).flatten(1)
+
+    def at(self, rows: Sequence[int]) -> Tensor:
+        return self.images.tensor(rows).flatten(1)
+
+
+@dataclass(frozen=True)
+class NoisedPixels(Source):
+    """Each query has noised copies, as in training; training images are as they are."""
+
+    needs: str = "only the images"
+    cost: str = "K comparisons of all patches of two images"
+
+    def inputs(self, task: Task) -> Iterator[NoisedQueries]:
+        settings, model, queries = task.settings, task.model, task.query_inputs
+        steps = select_timesteps(settings.timesteps, model.timesteps, middles=True)
+        copies = Copies(steps, settings.draws, settings.noise, settings.seed, queries.fingerprint)
+        images = queries.ids.tolist() if copies.noise == "per-image" else [None]
+        noises = torch.stack([copies.noises(model.shape, image) for image in images], 1)  # [copies, Q or 1, …]
+        t, one = torch.tensor([timestep for timestep, _ in copies.pairs()]), torch.ones(len(noises), 1, 1, 1)
+        signal, sigma = model.add_noise(one, 0 * one, t), model.add_noise(0 * one, one, t)
+        noised = signal[:, None] * queries.tensor(range(len(queries))) + sigma[:, None] * noises
+        yield NoisedQueries(InputRows(task.train_inputs), noised, signal.flatten(), sigma.flatten())
 
 
 @dataclass(frozen=True)

@@ -34,15 +34,21 @@ class Settings(FeatureSettings):
         Literal["unit", "own"], Option("KIND", "For step-trak: every copy's gradient of unit length, or of its own.")
     ] = "unit"
     checkpoints: Annotated[
-        Path | None, Option("FOLDER", "For tracin, gas: models on their way through training.", "RUN/checkpoints")
+        Path | None, Option("FOLDER", "For tracin, gas, retrac: models from the training.", "RUN/checkpoints")
     ] = None
     checkpoint_count: Annotated[int, Option("N", "How many of them, evenly spaced.")] = 4
     retrained: Annotated[
         Path | None,
-        Option("FOLDER", "For ensembles, empirical-influence, datamodel: a benchmark folder.", "RUN/benchmark"),
+        Option(
+            "FOLDER",
+            "For ensembles, empirical-influence, datamodel: a benchmark folder.",
+            "RUN/retrained, else RUN/benchmark",
+        ),
     ] = None
     ensemble_size: Annotated[int, Option("S", "How many of its models an ensemble has.")] = 8
-    subsets: int | None = None  # use only the models of the first subsets, as many as this; None means all
+    retrained_count: Annotated[
+        int | None, Option("S", "Use only the models of its first S subsets.", "all of them")
+    ] = None
     output: str = "simple"  # the objective whose values are read from the benchmark folder
     encoder: Annotated[
         str,
@@ -65,8 +71,9 @@ class Settings(FeatureSettings):
         check_known("length", self.length, ["unit", "own"])
         if self.kernel == "per-copy" and self.copies == "averaged":
             raise UsageError("kernel per-copy scores each copy on its own, so copies cannot be averaged")
-        for name in ("checkpoint_count", "ensemble_size"):
-            check_number(name, getattr(self, name))
+        for name in ("checkpoint_count", "ensemble_size", "retrained_count"):
+            if (value := getattr(self, name)) is not None or name != "retrained_count":
+                check_number(name, value)
 
     @property
     def features(self) -> FeatureSettings:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dtrak.engines import Engine
-from dtrak.features.store import Cost
+from dtrak.features.store import Cost, Share
 from dtrak.images.images import Images
 from dtrak.inputs.needs import GradientKind, NeededGradients
 from dtrak.inputs.settings import Settings
@@ -36,6 +36,7 @@ class Task:
     folder: Path  # where features are kept
     needed: Mapping[GradientKind, NeededGradients]  # what all methods of the task need
     engine: Engine | None = None  # runs the computation of gradients; None means this process
+    share: Share | None = None  # the share of the training images' features to compute; None means all
     queries_folder: Path | None = None  # where features of the queries are kept; None means `folder`
     _made: dict[Any, Any] = field(default_factory=dict)
     _of_training: dict[Any, Any] = field(default_factory=dict)  # what does not depend on the queries

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dtrak.kernels.preconditioner import Rows
 
-KEPT_BYTES = 1 << 30  # features of at most this size stay in memory
+KEPT_BYTES = 2 << 30  # features of at most this size stay in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +54,10 @@ class CopyFeatures:
         for parts in zip(*(store.blocks(wanted) for store in self.stores), strict=True):
             yield parts[0][0], self.prepared([block for _, block in parts])
 
+    def at(self, rows: Sequence[int]) -> Tensor:
+        """Return some images in the given order, float32 [b, C, k]."""
+        return self.prepared([store.at(rows) for store in self.stores])
+
     def prepared(self, of_objectives: Sequence[Tensor]) -> Tensor:
         """Join the copies [b, C, k] of the objectives, scale them if `unit` is set, average them if `averaged` is."""
         found = torch.cat(list(of_objectives), 1)
@@ -83,3 +87,6 @@ class OneCopy:
     def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
         for rows, block in self.features.blocks(wanted):
             yield rows, block[:, self.copy]
+
+    def at(self, rows: Sequence[int]) -> Tensor:
+        return self.features.at(rows)[:, self.copy]

@@ -4,13 +4,13 @@ The number of directions that a kernel keeps is its effective dimension
 
     d(λ) = Σ_r s_r / (s_r + λ)
 
-For the same model, the best λ of different objectives differ by orders of magnitude, but their d hardly differ. So the
+For the same model, the best λ of different objectives differ by orders of magnitude, but their d far less. So the
 two rules that need no search set d. `spectrum` sets it to a tenth of the number of images. `auto` sets it to the
 largest d at which the scores of two objectives agree, or for kernels of noised copies to a share of images × copies.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -30,6 +30,9 @@ SHARE_OF_ROWS = 0.15  # for kernels of noised copies, `auto` sets it to this sha
 SHARE_OF_RANK, OF_COPIES = 1 / 2, 2 / 3
 TRIED = 24  # how many dimensions `auto` tries
 SAMPLED = 100  # how many training images it takes as queries
+# Of more than STRETCHES · STRETCH images, it compares the scores of this many stretches of neighbouring images, spread
+# evenly. So its time and memory do not grow with the number of images.
+STRETCHES, STRETCH = 100, 100
 CONFIRMED = 0.9  # two objectives agree on a dimension d if their scores fit best at this share of d or more
 
 Automatic = Callable[[Preconditioner], float]  # returns the dimension that `auto` sets for a kernel
@@ -67,6 +70,11 @@ class Damping:
     def compares_objectives(self) -> bool:
         """Return whether the kernel of the same images and of the `compared_objective` is needed."""
         return self.kind == "auto"
+
+    @property
+    def is_rule(self) -> bool:
+        """Return whether λ is found from the features, and not given."""
+        return self.kind in ("auto", "spectrum")
 
     def absolute(self, kernel: Preconditioner, automatic: Automatic | None = None) -> float:
         """Return λ for a kernel. `automatic` is its rule for `auto`."""
@@ -159,21 +167,45 @@ def _peaks(curves: Array) -> Array:
 
 
 def scores_of_others(kernel: Preconditioner, rows: NDArray[np.int64], dimensions: Array) -> NDArray[np.float32]:
-    """Return the standardised scores of every image for the training images `rows`: [dimensions, rows, N].
+    """Return the standardised scores of the compared images for the training images `rows`: [dimensions, rows, M].
 
     The score of an image for itself is set to zero. The image stays in the kernel: without it, the scores of all
     others would only be multiplied by a common factor.
     """
-    coordinates = kernel.train_coordinates(rows)
-    found = np.stack([kernel.scores(coordinates, damping_of_dimension(kernel, one)) for one in dimensions])
-    found[:, np.arange(len(rows)), rows] = np.nan
+    coordinates, compared = kernel.train_coordinates(rows), compared_images(len(kernel))
+    dampings = [damping_of_dimension(kernel, one) for one in dimensions]
+    parts = [np.stack([kernel.scores(coordinates, damping, one) for damping in dampings]) for one in compared]
+    found = np.concatenate(parts, axis=2)
+    positions = np.concatenate([np.arange(one.start, one.stop) for one in compared])
+    found[:, rows[:, None] == positions] = np.nan
     found -= np.nanmean(found, axis=2, keepdims=True)
     norms = np.sqrt(np.nansum(found**2, axis=2, keepdims=True))
     return np.asarray(np.nan_to_num(np.divide(found, norms, out=np.zeros_like(found), where=norms > 0)))
 
 
-# The dampings that a sweep tries: the paper's values, or fractions of the mean eigenvalue in steps of √10.
+def compared_images(count: int) -> list[slice]:
+    """Return the images whose scores are compared: all of them, or evenly spread stretches if they are many."""
+    if count <= STRETCHES * STRETCH:
+        return [slice(0, count)]
+    starts = np.linspace(0, count - STRETCH, STRETCHES).astype(int)
+    return [slice(start, start + STRETCH) for start in starts.tolist()]
+
+
+# The dampings that a sweep tries: the paper's values, for its features, or fractions of the mean eigenvalue in steps of
+# √10.
 GRIDS: dict[str, tuple[Damping, ...]] = {
     "paper": tuple(Damping("absolute", digit * 10.0**power) for power in range(-2, 7) for digit in (1, 2, 5)),
     "log": tuple(Damping("relative", 10.0 ** (power / 2)) for power in range(-10, 7)),
 }
+
+
+def for_scaled(dampings: Sequence[Damping], scale: float) -> tuple[Damping, ...]:
+    """Return what dampings of features Φ′ are for the features Φ = Φ′ / √scale, so that scores stay the same.
+
+    The paper's random matrix is not divided by √k, and ours are. Its inner products are k times larger, and its λ, too:
+
+        φ′ᵀ (Φ′ᵀΦ′ + λI)⁻¹ φ′ = φᵀ (ΦᵀΦ + λ/k I)⁻¹ φ
+
+    A rule and a fraction do not depend on the scale.
+    """
+    return tuple(replace(one, value=one.value / scale) if one.kind == "absolute" else one for one in dampings)

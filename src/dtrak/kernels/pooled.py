@@ -3,21 +3,26 @@
     τ(x)_n = Σ_c φ_c(x)ᵀ (G + λI)⁻¹ φ_c(n),        G = Σ_n Σ_c φ_c(n) φ_c(n)ᵀ
 
 G = V diag(s) Vᵀ is decomposed once, in float64; then scores for any λ are cheap. The sizes of G and V [k, r] do not
-grow with the number of images N: training images are read from their store in blocks, in float32.
+grow with the number of images N: training images are read from their store in blocks. Products of features are float32
+and their sums are float64. This changes scores by less than a thousandth of their spread.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg.blas import ssyrk
 from torch import Tensor
 
 from dtrak.kernels.copies import KEPT_BYTES, CopyFeatures
 from dtrak.kernels.preconditioner import EVERY, Array
-from dtrak.kernels.ridge import eigen, inner_gram
+from dtrak.kernels.ridge import eigen
+
+IMAGES_AT_ONCE = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,15 +34,25 @@ class PooledKernel:
 
     eigenvalues: Array  # s [r], positive, in rising order
     directions: NDArray[np.float32]  # V [k, r]
+    images: int  # how many training images have a feature; images that were left out have zeros and do not count
     features: CopyFeatures
+
+    @classmethod
+    def opened(cls, arrays: Mapping[str, NDArray[Any]], features: CopyFeatures) -> "PooledKernel":
+        """Return the kernel of the arrays that `arrays` gave, which scores these features of the same images."""
+        return cls(arrays["eigenvalues"], arrays["directions"], int(arrays["images"]), features)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what was fitted."""
+        return {"eigenvalues": self.eigenvalues, "directions": self.directions, "images": np.array(self.images)}
 
     def __len__(self) -> int:
         return len(self.features)
 
-    @cached_property
-    def images(self) -> int:
-        """Return how many training images have a feature. Images that were left out have zeros and do not count."""
-        return int((self.norms() > 0).sum())
+    @property
+    def basis(self) -> NDArray[np.float32]:
+        """V [k, r]."""
+        return self.directions
 
     def coordinates(self, queries: NDArray[np.float32]) -> Array:
         """Return Vᵀφ_c [Q, C, r] of the query features [Q, C, k]."""
@@ -45,19 +60,16 @@ class PooledKernel:
 
     def train_coordinates(self, rows: Sequence[int] | NDArray[np.int64]) -> Array:
         """Return Vᵀφ_c [B, C, r] of the training images `rows`."""
-        found = [block for row in rows for _, block in self.features.blocks(range(int(row), int(row) + 1))]
-        return self.coordinates(torch.cat(found).numpy())
+        return self.coordinates(self.features.at([int(row) for row in rows]).numpy())
 
     def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> NDArray[np.float32]:
         """Return τ [Q, N] for an absolute λ, from the coordinates of the queries [Q, C, r]."""
         weighted = np.asarray(coordinates / (self.eigenvalues + damping), dtype=np.float32)
+        if self._kept is not None:
+            return np.asarray(weighted.reshape(len(weighted), -1) @ self._kept[train].reshape(-1, weighted[0].size).T)
         back = torch.from_numpy(weighted @ self.directions.T).flatten(1)  # (G + λI)⁻¹φ_c(x), [Q, C·k]
-        wanted = range(len(self))[train]
-        found = torch.empty(len(back), len(wanted))
-        for rows, block in self.features.blocks(wanted):
-            place = slice(rows.start - wanted.start, rows.stop - wanted.start)
-            found[:, place] = back @ block.flatten(1).T
-        return found.numpy()
+        blocks = self.features.blocks(range(len(self))[train])
+        return torch.cat([back @ block.flatten(1).T for _, block in blocks], 1).numpy()
 
     def self_influence(self, damping: float, train: slice = EVERY) -> Array:
         """Return τ(x^n)_n = Σ_c Σ_r (v_r·φ_c)² / (s_r + λ), [N]."""
@@ -75,22 +87,27 @@ class PooledKernel:
 
     def _squares(self, weights: Array, train: slice) -> Array:
         """Return Σ_c Σ_r (v_r·φ_c)² w_r, [N]."""
-        if self._energies is not None:
-            return np.asarray(self._energies[train] @ weights)
-        found = [energies.double() @ torch.from_numpy(weights) for energies in self._energy_blocks(train)]
-        return np.asarray(torch.cat(found).numpy())
+        sums = [block.square().sum(1).double() @ torch.from_numpy(weights) for block in self._coordinate_blocks(train)]
+        return np.asarray(torch.cat(sums).numpy())
 
     @cached_property
-    def _energies(self) -> NDArray[np.float32] | None:
-        """Σ_c (v_r·φ_c)² of all training images, [N, r], if it is small: then another λ is one product with it."""
-        is_small = 4 * len(self) * len(self.eigenvalues) <= KEPT_BYTES
-        return torch.cat(list(self._energy_blocks(EVERY))).numpy() if is_small else None
+    def _kept(self) -> NDArray[np.float32] | None:
+        """The coordinates of all training images [N, C, r] if they are small: then another λ is one product."""
+        copies, _ = self.features.shape
+        size = 4 * len(self) * copies * len(self.eigenvalues)
+        return torch.cat(list(self._rotated_blocks(EVERY))).numpy() if size <= KEPT_BYTES else None
 
-    def _energy_blocks(self, train: slice) -> Iterator[Tensor]:
-        """Yield Σ_c (v_r·φ_c)² of some training images in blocks, [b, r]."""
+    def _coordinate_blocks(self, train: slice) -> Iterator[Tensor]:
+        """Yield the coordinates Vᵀφ_c of some training images in blocks, [b, C, r]."""
+        if self._kept is None:
+            yield from self._rotated_blocks(train)
+        else:
+            yield from torch.from_numpy(self._kept[train]).split(IMAGES_AT_ONCE)
+
+    def _rotated_blocks(self, train: slice) -> Iterator[Tensor]:
         directions = torch.from_numpy(self.directions)
         for _, block in self.features.blocks(range(len(self))[train]):
-            yield (block @ directions).square_().sum(1)
+            yield block @ directions
 
 
 def fit_pooled(features: CopyFeatures, scored: CopyFeatures | None = None) -> PooledKernel:
@@ -100,9 +117,20 @@ def fit_pooled(features: CopyFeatures, scored: CopyFeatures | None = None) -> Po
     """
     copies, _ = features.shape
     if features.dim <= len(features) * copies:
-        eigenvalues, directions = eigen(inner_gram(features), len(features) * copies)
+        gram, images = _gram(features)
+        eigenvalues, directions = eigen(gram, len(features) * copies)
     else:
-        rows = torch.cat([block.flatten(0, 1) for _, block in features.blocks()]).double().numpy()  # fewer than k rows
+        every = torch.cat([block for _, block in features.blocks()])
+        rows, images = every.flatten(0, 1).double().numpy(), int(every.flatten(1).any(1).sum())  # fewer than k rows
         eigenvalues, vectors = eigen(np.asfortranarray(rows @ rows.T), features.dim)
         directions = rows.T @ (vectors / np.sqrt(eigenvalues))
-    return PooledKernel(eigenvalues, directions.astype(np.float32), scored or features)
+    return PooledKernel(eigenvalues, directions.astype(np.float32), images, scored or features)
+
+
+def _gram(features: CopyFeatures) -> tuple[Array, int]:
+    """Return G [k, k], only its lower half filled, because `eigh` reads only that, and how many images are not zero."""
+    gram, images = np.zeros((features.dim, features.dim), order="F"), 0
+    for _, block in features.blocks():
+        gram += ssyrk(1.0, block.flatten(0, 1).numpy().T, lower=1)
+        images += int(block.flatten(1).any(1).sum())
+    return gram, images

@@ -31,6 +31,9 @@ class Rows(Protocol):
     def blocks(self, wanted: range | None = None) -> Iterable[tuple[range, Tensor]]:
         """Yield all rows in order, or only the `wanted` ones, in blocks: (rows, float32 [b, k] or [b, C, k])."""
 
+    def at(self, rows: Sequence[int]) -> Tensor:
+        """Return some rows in the given order, float32 [b, k] or [b, C, k]."""
+
 
 @dataclass(frozen=True, eq=False)
 class ArrayRows:
@@ -48,6 +51,9 @@ class ArrayRows:
     def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
         rows = range(len(self)) if wanted is None else wanted
         yield rows, torch.from_numpy(self.array[rows.start : rows.stop])
+
+    def at(self, rows: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self.array[list(rows)])
 
 
 class Preconditioner(Protocol):
@@ -87,8 +93,11 @@ Fit = Callable[[Rows], Preconditioner]
 
 
 def mean_eigenvalue(kernel: Preconditioner) -> float:
-    """Return trace(G) / N, which relative damping is a fraction of."""
-    return float(kernel.eigenvalues.sum() / kernel.images)
+    """Return trace(G) / N, which relative damping is a fraction of. It is trace(G) / `size` if the kernel has a `size`.
+
+    ΦΦᵀ, which has the eigenvalues of ΦᵀΦ, has a side of N; other matrices G are not made of N features.
+    """
+    return float(kernel.eigenvalues.sum() / getattr(kernel, "size", kernel.images))
 
 
 def effective_dimension(kernel: Preconditioner, damping: float) -> float:

@@ -11,6 +11,8 @@ from dtrak.kernels.damping import Damping
 from dtrak.methods.kernel import (
     D_TRAK,
     D_TRAK_ENSEMBLE,
+    DAS,
+    EK_FAC,
     JOURNEY_TRAK,
     JOURNEY_TRAK_ENSEMBLE,
     MIXED_TRAK,
@@ -21,6 +23,7 @@ from dtrak.methods.kernel import (
     TRAK_ENSEMBLE,
 )
 from dtrak.methods.method import Method
+from dtrak.methods.patches import NDA
 from dtrak.methods.random_scores import RANDOM
 from dtrak.methods.retraining import DATAMODEL, DATAMODEL_LASSO, EMPIRICAL_INFLUENCE
 from dtrak.methods.similarity import (
@@ -31,6 +34,7 @@ from dtrak.methods.similarity import (
     GRADIENT_DOT,
     RAW_PIXEL_COSINE,
     RAW_PIXEL_DOT,
+    RETRAC,
     TRACIN,
 )
 from dtrak.registry import Registry
@@ -41,16 +45,20 @@ _OWN = (
     RAW_PIXEL_COSINE,
     CLIP_DOT,
     CLIP_COSINE,
+    NDA,
     GRADIENT_DOT,
     GRADIENT_COSINE,
     TRACIN,
     GAS,
+    RETRAC,
     TRAK,
     D_TRAK,
     MIXED_TRAK,
     STEP_TRAK,
     RELATIVE_IF,
     RENORMALIZED_IF,
+    EK_FAC,
+    DAS,
     JOURNEY_TRAK,
     TRAK_ENSEMBLE,
     D_TRAK_ENSEMBLE,

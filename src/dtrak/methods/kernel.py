@@ -4,6 +4,8 @@
 import numpy as np
 
 from dtrak.inputs.arrays import KernelInput
+from dtrak.inputs.copies import Residuals
+from dtrak.inputs.curvature import WholeGradients
 from dtrak.inputs.gradients import Gradients
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.preconditioner import Array
@@ -24,6 +26,11 @@ def relative_scores(vectors: KernelInput, damping: Damping) -> Values:
 def renormalized_scores(vectors: KernelInput, damping: Damping) -> Values:
     """τ(x)_n = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ φ_n / ‖φ_n‖."""
     return _divided(kernel_scores(vectors, damping), vectors.kernel.norms(vectors.chosen))
+
+
+def squared_scores(vectors: KernelInput, damping: Damping) -> Values:
+    """τ(x)_n = (φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ φ_n r_n / (1 − h_n))², with the leverage h_n = φ_nᵀ (ΦᵀΦ + λI)⁻¹ φ_n."""
+    return np.square(kernel_scores(vectors, damping))  # the kernel has r_n and h_n in its scores
 
 
 def _divided(scores: Values, norms: Array) -> Values:
@@ -72,6 +79,22 @@ RELATIVE_IF = Method(
 )
 RENORMALIZED_IF = Method(
     "renormalized-if", "trak over the norm of the image's gradient", Gradients(), renormalized_scores, damped=True
+)
+EK_FAC = Method(
+    "ek-fac",
+    "influence functions: the Gauss–Newton matrix of the network, in Kronecker factors (EK-FAC)",
+    WholeGradients(),
+    kernel_scores,
+    damped=True,
+    has_self_influence=True,
+)
+DAS = Method(
+    "das",
+    "how far the prediction for the query moves if the image is left out, squared (Diffusion Attribution Score)",
+    Residuals("avg"),
+    squared_scores,
+    damped=True,
+    linear=False,
 )
 JOURNEY_TRAK = Method(
     "journey-trak",

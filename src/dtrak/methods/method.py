@@ -27,6 +27,7 @@ class Method:
     source: Source
     formula: Callable[[Any, Damping], Values]
     damped: bool = False  # whether λ matters
+    linear: bool = True  # whether the score of a sum of query features is the sum of their scores
     has_self_influence: bool = False  # whether the kernel gives the score of an image for itself, τ(x^n)_n
 
     @property

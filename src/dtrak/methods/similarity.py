@@ -3,6 +3,7 @@
 import numpy as np
 
 from dtrak.inputs.arrays import Vectors
+from dtrak.inputs.copies import UnitMeans
 from dtrak.inputs.embeddings import Embeddings
 from dtrak.inputs.gradients import Gradients
 from dtrak.inputs.pixels import Pixels
@@ -38,3 +39,9 @@ GRADIENT_DOT = Method("gradient-dot", "dot product of the gradients of the train
 GRADIENT_COSINE = Method("gradient-cosine", "cosine of the gradients of the training loss", Gradients(), cosine)
 TRACIN = Method("tracin", "the mean of gradient-dot over checkpoints", Gradients(models="checkpoints"), dot)
 GAS = Method("gas", "the mean of gradient-cosine over checkpoints", Gradients(models="checkpoints"), cosine)
+RETRAC = Method(
+    "retrac",
+    "tracin with the gradient of every noised copy at length 1 (Diffusion-ReTrac)",
+    UnitMeans(models="checkpoints"),
+    dot,
+)

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtrak.errors import UsageError
-from dtrak.models.families import FAMILIES, family_of, family_that_opens
+from dtrak.errors import UsageError, check_known
+from dtrak.models.families import FAMILIES, PipelineFamily, family_of, family_of_pipeline, family_that_opens
 
 if TYPE_CHECKING:
     from dtrak.models.diffusion import DiffusionModel
@@ -34,15 +34,53 @@ def save_model(model: "DiffusionModel", folder: Path) -> None:
     FAMILIES[model.family].save(model, folder)
 
 
-def load_model(source: str, lora: str | None = None, prompt: str | None = None) -> "DiffusionModel":
-    """Open a diffusers folder or a hub id: a DDPM, a Stable Diffusion pipeline, or a LoRA that names its pipeline.
+def load_model(
+    source: str, lora: str | None = None, prompt: str | None = None, precision: str | None = None
+) -> "DiffusionModel":
+    """Open a diffusers folder or a hub id: a pipeline of one of the families, or a LoRA that names its pipeline.
 
     `lora` is a folder, file or hub id of LoRA weights for the pipeline `source`, and `prompt` the template of its
-    images' prompts, such as "a {label} painting".
-    """
-    from dtrak.models.pipelines import local_folder
+    images' prompts, such as "a {label} painting". `precision` is that of a pipeline's frozen weights: float32, bfloat16
+    or float16.
 
-    folder = local_folder(source)
+    >>> import dtrak
+    >>> dtrak.load_model("runs/digits/model")
+    DiffusionModel from runs/digits/model: UNet2DModel, 176,849 parameters
+    images of 8 × 8 pixels, grey; 1,000 timesteps; on cpu
+    """
+    from dtrak.models.pipelines import is_lora, local_folder
+
+    folder = local_folder(source, lambda found: None if is_lora(found) else _checked_family(found, source))
     if (folder / "recipe.yaml").exists() and (folder / "model").is_dir():
         raise UsageError(f"{source} is a run: its model is {folder / 'model'}")
-    return family_that_opens(folder).load(folder, source, lora, prompt)
+    if is_lora(folder) and lora is None:
+        from dtrak.models.loras import described_lora
+
+        base, template = described_lora(folder)
+        return load_model(base, str(folder), prompt or template, precision)
+    check_known("precision", precision or "float32", ["float32", "bfloat16", "float16"])
+    family, more = family_that_opens(folder, source), {} if precision is None else {"precision": precision}
+    if more and not isinstance(family, PipelineFamily):
+        raise UsageError(f"precision {precision}: {source} is not a pipeline with frozen weights")
+    return family.load(folder, source, lora, prompt, **more)
+
+
+def _checked_family(folder: Path, source: str) -> None:
+    family_that_opens(folder, source).check(folder, source)
+
+
+def wrap(model: Any, prompt: str | None = None) -> "DiffusionModel":
+    """Return a model as it is, and a pipeline object of diffusers as a model; refuse anything else."""
+    from diffusers import DiffusionPipeline
+
+    from dtrak.models.diffusion import DiffusionModel
+
+    if isinstance(model, DiffusionModel):
+        return model
+    if isinstance(model, DiffusionPipeline):
+        wrapped: DiffusionModel = family_of_pipeline(model).wrap(model, f"the {type(model).__name__}", prompt)
+        return wrapped
+    raise UsageError(
+        f"model is a {type(model).__name__}: give a folder, a hub id, a pipeline of diffusers, or a network as "
+        "dtrak.DiffusionModel(network, scheduler, shape)"
+    )

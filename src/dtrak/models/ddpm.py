@@ -1,6 +1,10 @@
-"""Unconditional DDPMs: diffusers' UNet2DModel and DDPMScheduler, in the folder layout of diffusers."""
+"""U-Nets on pixels: diffusers' UNet2DModel and DDPMScheduler, in the folder layout of diffusers.
+
+A U-Net with `num_class_embeds` takes the class of an image. The names of its classes are in classes.json.
+"""
 
 import json
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -8,17 +12,12 @@ from typing import Any
 from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 
 from dtrak.errors import UsageError
-from dtrak.files import whole_folder
+from dtrak.files import whole_folder, write_json
+from dtrak.models.classes import Classes
 from dtrak.models.diffusion import DiffusionModel
-from dtrak.models.pipelines import (
-    UNCONDITIONAL,
-    check_files,
-    check_index,
-    check_schedule,
-    load_errors,
-    read_config,
-    whole_weights,
-)
+from dtrak.models.loras import load_lora
+from dtrak.models.pipelines import INDEX, check_files, check_schedule, load_errors, read_config, whole_weights
+from dtrak.models.settings import Schedule
 
 # The folders of the network and of the schedule; the oldest models on the hub have both at the top.
 LAYOUTS = (("unet", "scheduler"), (".", "."))
@@ -26,8 +25,20 @@ LAYOUTS = (("unet", "scheduler"), (".", "."))
 DROPOUT = 0.1  # the paper's value, used unless a recipe gives another
 
 
-def new(unet: dict[str, Any], schedule: dict[str, Any], shape: tuple[int, int, int], source: str) -> DiffusionModel:
+CLASSES = "classes.json"  # the labels of classes, by their names
+OTHER_CLASSES = ("class_embed_type",)  # settings of U-Nets whose classes are not whole numbers
+
+
+def new(
+    unet: dict[str, Any],
+    schedule: dict[str, Any],
+    shape: tuple[int, int, int],
+    source: str,
+    classes: Sequence[str] | None = None,
+) -> DiffusionModel:
     """Make a model for images of `shape` (C, H, W) with random weights, drawn from torch's global generator."""
+    if classes:
+        unet = {"num_class_embeds": len(classes)} | unet
     if unknown := unet.keys() - signature(UNet2DModel).parameters.keys():
         raise UsageError(f"{source}: model.unet.{min(unknown)}: diffusers' UNet2DModel has no such setting")
     channels, height, width = shape
@@ -35,7 +46,8 @@ def new(unet: dict[str, Any], schedule: dict[str, Any], shape: tuple[int, int, i
     fitted = {"dropout": DROPOUT} | unet | {"sample_size": size, "in_channels": channels, "out_channels": channels}
     try:
         network = UNet2DModel(**fitted)
-        model = _assemble(network, DDPMScheduler(**schedule), source)
+        names = {name: label for label, name in enumerate(classes or ())}
+        model = assemble(network, DDPMScheduler(**schedule), source, names)
     except UsageError:
         raise
     except Exception as error:  # diffusers raises many kinds of errors
@@ -53,23 +65,40 @@ def save(model: DiffusionModel, folder: Path) -> None:
     """Write a folder that diffusers' DDPMPipeline opens."""
     with whole_folder(folder) as temporary:
         DDPMPipeline(unet=model.network, scheduler=model.scheduler).save_pretrained(temporary, safe_serialization=True)
+        if isinstance(model.conditioner, Classes) and model.conditioner.names:
+            write_json(temporary / CLASSES, dict(model.conditioner.names))
 
 
-def load(folder: Path, source: str) -> DiffusionModel:
+def load(folder: Path, source: str, lora: str | None = None, prompt: str | None = None) -> DiffusionModel:
     """Load the model in a pipeline's folder; `source` is what the user typed."""
+    if prompt is not None:
+        raise UsageError(f"prompt {prompt!r}: {source} takes no prompts")
     unet_folder, scheduler_folder = _find_parts(folder, source)
     check_files(folder)
     with load_errors(source):
         unet = whole_weights(UNet2DModel, unet_folder, source)
         scheduler = DDPMScheduler.from_pretrained(scheduler_folder)
-    return _assemble(unet, scheduler, source)
+    if lora is not None:
+        load_lora(unet, lora, source)
+    names = read_config(folder, Path(CLASSES), source) if (folder / CLASSES).exists() else {}
+    return assemble(unet, scheduler, source, names)
 
 
-def _assemble(unet: UNet2DModel, scheduler: DDPMScheduler, source: str) -> DiffusionModel:
+def check(folder: Path, source: str) -> None:
+    """Refuse a folder that is incomplete or not supported; no weights are read."""
+    _find_parts(folder, source)
+
+
+def assemble(unet: Any, scheduler: Any, source: str, names: Mapping[str, int] | None = None) -> DiffusionModel:
+    """Return the model of a U-Net and a scheduler; `names` are the labels of its classes."""
     config = unet.config
-    if config.class_embed_type or config.num_class_embeds:
-        raise UsageError(f"{source}: its U-Net is class-conditional; only unconditional ones are supported")
-    if config.in_channels != config.out_channels:
+    for setting in OTHER_CLASSES:
+        if config.get(setting):
+            raise UsageError(
+                f"{source}: its U-Net takes classes that are not whole numbers ({setting} is {config[setting]!r}): "
+                "wrap it in dtrak.DiffusionModel"
+            )
+    if config.in_channels != config.out_channels and config.out_channels != 2 * config.in_channels:
         raise UsageError(
             f"{source}: its U-Net maps {config.in_channels} channels to {config.out_channels}; they must be equal"
         )
@@ -77,19 +106,23 @@ def _assemble(unet: UNet2DModel, scheduler: DDPMScheduler, source: str) -> Diffu
         raise UsageError(f"{source}: the config.json of its U-Net does not give the sample_size of its images")
     size = config.sample_size
     height, width = (size, size) if isinstance(size, int) else size
+    classes = config.get("num_class_embeds")
+    conditioner = Classes("class_labels", classes, names or {}, source=source) if classes else None
     unet.eval()
-    return DiffusionModel(unet, scheduler, (config.in_channels, height, width), source)
+    return DiffusionModel(unet, scheduler, (config.in_channels, height, width), source, conditioner=conditioner)
 
 
 def _find_parts(folder: Path, source: str) -> tuple[Path, Path]:
     """Return the folders of the network and of the schedule; refuse a folder that is incomplete or not supported."""
-    check_index(folder, source, UNCONDITIONAL)
     network, schedule = next((parts for parts in LAYOUTS if (folder / parts[0] / "config.json").exists()), LAYOUTS[0])
     config = read_config(folder, Path(network, "config.json"), source)
     check_schedule(folder, Path(schedule), source)
     kind = config.get("_class_name", "UNet2DModel")
     if kind != "UNet2DModel":
-        raise UsageError(f"{source}: its network is a {kind}; a UNet2DModel and Stable Diffusion's are supported")
+        raise UsageError(
+            f"{source}: its network is a {kind}, not a UNet2DModel, and no {INDEX} names a pipeline for it: "
+            "wrap it in dtrak.DiffusionModel"
+        )
     for other in sorted(folder.glob("*/config.json")):
         part = other.parent.name
         if part != network and read_config(folder, Path(part, other.name), source).get("_class_name") != kind:
@@ -98,6 +131,18 @@ def _find_parts(folder: Path, source: str) -> tuple[Path, Path]:
                 "the network in dtrak.DiffusionModel"
             )
     return folder / network, folder / schedule
+
+
+def recipe_settings(model: DiffusionModel) -> dict[str, Any]:
+    """Return the settings of a recipe that makes such a model, without those that the images decide."""
+    found, usual = model_settings(model), _config(UNet2DModel())
+    decided = ("sample_size", "in_channels", "out_channels")
+    unet = {name: value for name, value in found["unet"].items() if name not in decided and value != usual.get(name)}
+    schedule = {name: found["schedule"][name] for name in Schedule.model_fields if name in found["schedule"]}
+    made: dict[str, Any] = {"unet": {"dropout": found["unet"]["dropout"]} | unet, "schedule": schedule}
+    if isinstance(model.conditioner, Classes) and model.conditioner.names:
+        made["classes"] = sorted(model.conditioner.names, key=model.conditioner.names.__getitem__)
+    return made
 
 
 def model_settings(model: DiffusionModel) -> dict[str, dict[str, Any]]:

@@ -1,11 +1,11 @@
 """A diffusion model: a network that removes noise, the process that adds it, and the shape of the noised images.
 
-Most models work on pixels. Latent models also have an autoencoder, and text-conditional models an encoder for prompts.
-Any `nn.Module` that maps (x_t, t) to a prediction can be wrapped.
+Most models work on pixels. Latent models also have an autoencoder, and conditional models a conditioner, which makes
+what the network takes beside x_t and t. Any `nn.Module` can be wrapped: an adapter says how it is called.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,8 +13,10 @@ from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
 from dtrak.errors import UsageError
-from dtrak.models.autoencoder import Autoencoder
-from dtrak.models.conditions import Condition
+from dtrak.models.adapters import Adapter, described, plain, prediction_of
+from dtrak.models.autoencoder import Autoencoder, as_autoencoder
+from dtrak.models.columns import Columns, FromImages
+from dtrak.models.conditions import Condition, Conditioner
 from dtrak.models.fingerprints import digest_of
 from dtrak.models.noise_process import NoiseProcess, Solver, noise_process_of
 from dtrak.models.prompts import Prompts
@@ -25,20 +27,63 @@ EVERY_PARAMETER = "all"  # the pattern that selects all parameters
 
 @dataclass(frozen=True, eq=False)
 class DiffusionModel:
-    """A network that predicts noise, with the process that adds noise."""
+    """A network that predicts noise, with the process that adds noise.
 
-    network: nn.Module  # (x_t [B, C, H, W], t [B], condition) → [B, C, H, W], as a tensor or as an attribute `sample`
-    scheduler: DDPMScheduler | FlowMatchEulerDiscreteScheduler
+    Any module that maps (images, timesteps) to a noise prediction can be wrapped:
+
+    >>> import dtrak, torch
+    >>> from diffusers import DDPMScheduler
+    >>> class Denoiser(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layer = torch.nn.Conv2d(1, 1, 3, padding=1)
+    ...     def forward(self, x, t):
+    ...         return self.layer(x)
+    >>> dtrak.DiffusionModel(Denoiser(), DDPMScheduler(), shape=(1, 8, 8))
+    DiffusionModel from a wrapped module: Denoiser, 10 parameters
+    images of 8 × 8 pixels, grey; 1,000 timesteps; on cpu
+    """
+
+    network: nn.Module
+    scheduler: DDPMScheduler | FlowMatchEulerDiscreteScheduler  # or one that diffusers converts to one of these
     shape: tuple[int, int, int]  # (C, H, W) of x_t
     source: str = "a wrapped module"  # what the user typed, for error messages
     autoencoder: Autoencoder | None = None
-    prompts: Prompts | None = None
+    # What the network takes beside x_t and t: {"y": "label"}, a function of images, or prompts. None: nothing.
+    conditioner: Conditioner | Mapping[str, str] | FromImages | None = None
     base: str | None = None  # the pipeline that its LoRA belongs to
     family: str = "ddpm"  # the family that saves it
+    adapter: Adapter = plain  # how the network is called
+    multiple: int | None = None  # x_t may have other sides, if they are multiples of this; None: `shape` alone
     noise_process: NoiseProcess = field(init=False)
 
     def __post_init__(self) -> None:
+        check_parts(self.network, self.shape, self.adapter)
+        if self.autoencoder is not None and not isinstance(self.autoencoder, Autoencoder):
+            object.__setattr__(self, "autoencoder", as_autoencoder(self.autoencoder))
         object.__setattr__(self, "noise_process", noise_process_of(self.scheduler, self.source))
+        if isinstance(self.conditioner, Mapping) or callable(self.conditioner):
+            object.__setattr__(self, "conditioner", Columns(self.conditioner))
+
+    @property
+    def conditions(self) -> Conditioner | None:
+        """The conditioner, in its final form; None for unconditional models."""
+        return self.conditioner  # type: ignore[return-value]
+
+    @property
+    def prompts(self) -> Prompts | None:
+        """The conditioner of a model that takes prompts; None for other models."""
+        return self.conditioner if isinstance(self.conditioner, Prompts) else None
+
+    def __repr__(self) -> str:
+        channels, height, width = self.image_shape
+        attributed, every = (sum(one.numel() for one in self.parameters(what).values()) for what in (None, "all"))
+        lora = f", {attributed:,} of them in its LoRA" if self.has_lora else ""
+        return (
+            f"DiffusionModel from {self.source}: {type(self.network).__name__}, {every:,} parameters{lora}\n"
+            f"images of {width} × {height} pixels, {'grey' if channels == 1 else 'colour'}; "
+            f"{self.timesteps:,} timesteps; on {self.device}"
+        )
 
     @property
     def device(self) -> torch.device:
@@ -63,22 +108,38 @@ class DiffusionModel:
         self.network.to(device)
         if self.autoencoder is not None:
             self.autoencoder.network.to(device)
-        if self.prompts is not None:
-            self.prompts.encoder.to(device)
+        if self.conditions is not None:
+            self.conditions.to(device)
         return self
 
     def denoiser(self) -> "DiffusionModel":
         """Return the model without its encoders of images and prompts, which gradients do not need."""
-        return replace(self, autoencoder=None, prompts=None)
+        return replace(self, autoencoder=None, conditioner=None)
 
     def add_noise(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return x_t, [B, C, H, W]."""
         return self.noise_process.add_noise(clean, noise, timesteps)
 
     def predict(self, noisy: Tensor, timesteps: Tensor, condition: Condition | None = None) -> Tensor:
-        """Return the output of the network, [B, C, H, W]."""
-        output = self.network(noisy, self.noise_process.time(timesteps), **(condition or {}))
-        return output if isinstance(output, Tensor) else output.sample
+        """Return the output of the network, [B, C, H, W], without a learned variance."""
+        time, precision = self.noise_process.time(timesteps), self.precision
+        if precision != noisy.dtype and (noisy.is_meta or not torch.is_autocast_enabled(noisy.device.type)):
+            condition = {name: _in_precision(value, precision) for name, value in (condition or {}).items()}
+            noisy = noisy.to(precision)
+        output = self.adapter(self.network, noisy, time, condition or {})
+        return prediction_of(output, noisy)
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The type of the network's weights, apart from those of a LoRA."""
+        return next(
+            (
+                one.dtype
+                for name, one in self.network.named_parameters()
+                if LORA not in name and one.is_floating_point()
+            ),
+            torch.float32,
+        )
 
     def predict_target(self, noisy: Tensor, timesteps: Tensor, condition: Condition | None = None) -> Tensor:
         """Return the network's estimate of `target`, [B, C, H, W]: ε_θ(x_t, t), or v_θ(x_t, t) of a flow."""
@@ -114,10 +175,11 @@ class DiffusionModel:
     def has_lora(self) -> bool:
         return _has_lora(self.network)
 
-    def parameters(self, pattern: str | None = None) -> dict[str, nn.Parameter]:
+    def parameters(self, pattern: "ChosenParameters | None" = None) -> dict[str, nn.Parameter]:
         """Return the parameters whose names contain a match of a regular expression; the pattern "all" selects all.
 
-        The default is the LoRA's parameters, if there is a LoRA; else all.
+        They can also be chosen by a list of names, or by a function of name and parameter. The default is the LoRA's
+        parameters, if there is a LoRA; else all.
         """
         return chosen_parameters(self.network, pattern)
 
@@ -139,21 +201,21 @@ class DiffusionModel:
         parts = [repr(self.shape).encode(), self.noise_process.fingerprint_bytes()]
         if self.autoencoder is not None:
             parts.append(self.autoencoder.fingerprint.encode())
-        if self.prompts is not None:
-            parts.append(self.prompts.encoder.fingerprint.encode())
+        if self.conditions is not None:
+            parts.append(self.conditions.fingerprint.encode())
+        if self.adapter is not plain:
+            parts.append(described(self.adapter).encode())
         return digest_of(self.network, *parts)
 
     def fitted_to(self, shape: tuple[int, int, int]) -> "DiffusionModel":
         """Return the model for images of this shape, if it is a latent model that can process them; else unchanged.
 
-        Latent models take any size that their networks can halve as often as needed. A wrapped module keeps the shape
-        that was given for it.
+        Latent models take any size that their networks can halve or divide into patches. A wrapped module keeps the
+        shape that was given for it.
         """
-        config = getattr(self.network, "config", None)
-        if config is None or self.autoencoder is None or shape[0] != self.autoencoder.channels[0]:
+        if self.multiple is None or self.autoencoder is None or shape[0] != self.autoencoder.channels[0]:
             return self
-        halvings = len(getattr(config, "block_out_channels", [0])) - 1
-        multiple = self.autoencoder.reduction * 2**halvings
+        multiple = self.autoencoder.reduction * self.multiple
         if shape[1] % multiple or shape[2] % multiple:
             return self
         latent = (self.shape[0], shape[1] // self.autoencoder.reduction, shape[2] // self.autoencoder.reduction)
@@ -176,21 +238,53 @@ class DiffusionModel:
         )
 
 
-def chosen_parameters(network: nn.Module, pattern: str | None) -> dict[str, nn.Parameter]:
-    """Return the parameters of a network that a pattern selects, as `DiffusionModel.parameters` does."""
+# Chooses parameters: a regular expression, names, or a function of a name and its parameter.
+ChosenParameters = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
+
+
+def chosen_parameters(network: nn.Module, chosen: ChosenParameters | None) -> dict[str, nn.Parameter]:
+    """Return the parameters of a network that are chosen, as `DiffusionModel.parameters` does."""
     named = dict(network.named_parameters())
-    if pattern is None:
-        pattern = LORA if _has_lora(network) else EVERY_PARAMETER
-    if pattern == EVERY_PARAMETER:
+    if chosen is None:
+        chosen = LORA if _has_lora(network) else EVERY_PARAMETER
+    if chosen == EVERY_PARAMETER:
         return named
-    try:
-        chosen = {name: value for name, value in named.items() if re.search(pattern, name)}
-    except re.error as error:
-        raise UsageError(f"the parameter pattern {pattern!r} is not a regular expression: {error}") from None
-    if not chosen:
-        parts = sorted({name.split(".")[0] for name in named})
-        raise UsageError(f"no parameter's name matches {pattern!r}: the model has {', '.join(parts)}")
-    return chosen
+    if callable(chosen):
+        found = {name: value for name, value in named.items() if chosen(name, value)}
+        said = f"the function {getattr(chosen, '__name__', 'parameters')} chooses none"
+    elif isinstance(chosen, str):
+        try:
+            found = {name: value for name, value in named.items() if re.search(chosen, name)}
+        except re.error as error:
+            raise UsageError(f"the parameter pattern {chosen!r} is not a regular expression: {error}") from None
+        said = f"no parameter's name matches {chosen!r}"
+    else:
+        if unknown := [name for name in chosen if name not in named]:
+            raise UsageError(f"parameters: the model has no parameter {unknown[0]!r}; {_parts(named)}")
+        found, said = {name: named[name] for name in chosen}, "parameters: the list is empty"
+    if not found:
+        raise UsageError(f"{said}: {_parts(named)}")
+    return found
+
+
+def _parts(named: Mapping[str, nn.Parameter]) -> str:
+    return f"the model has {', '.join(sorted({name.split('.')[0] for name in named}))}"
+
+
+def check_parts(network: object, shape: object, adapter: object) -> None:
+    """Refuse what is not a network, a shape or an adapter, before torch raises an unclear error."""
+    if not isinstance(network, nn.Module):
+        raise UsageError(f"network is a {type(network).__name__}: give an nn.Module")
+    if next(network.parameters(), None) is None:
+        raise UsageError(f"network is a {type(network).__name__} without parameters: there is nothing to attribute to")
+    if not isinstance(shape, Sequence) or len(shape) != 3 or not all(isinstance(one, int) and one > 0 for one in shape):
+        raise UsageError(f"shape is {shape!r}: give (channels, height, width) of x_t, such as (3, 32, 32)")
+    if not callable(adapter):
+        raise UsageError(f"adapter is a {type(adapter).__name__}: give a function of network, x_t, time and condition")
+
+
+def _in_precision(value: Tensor, precision: torch.dtype) -> Tensor:
+    return value.to(precision) if value.is_floating_point() else value
 
 
 def _has_lora(network: nn.Module) -> bool:

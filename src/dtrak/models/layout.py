@@ -1,27 +1,28 @@
 """Find how large a model is without making it: on torch's meta device, where tensors have shapes but no memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from dtrak.errors import UsageError
-from dtrak.models import ddpm
+from dtrak.models.classes import Classes
 from dtrak.models.diffusion import DiffusionModel
+from dtrak.models.loras import add_lora
 from dtrak.models.memory import PeakMemory, kept_bytes
-from dtrak.models.pipelines import check_kind, local_configs
-from dtrak.models.settings import LoRA, Shape
-from dtrak.models.stable_diffusion import add_lora
+from dtrak.models.opening import PRECISIONS, on_meta, parts_of
+from dtrak.models.settings import PipelineSettings, Shape
 
 # The settings of Stable Diffusion 1 that differ from the defaults of diffusers and transformers.
-UNET: dict[str, Any] = {"cross_attention_dim": 768, "attention_head_dim": 8}
+UNET: dict[str, Any] = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}
 VAE: dict[str, Any] = {
     "down_block_types": ["DownEncoderBlock2D"] * 4,
     "up_block_types": ["UpDecoderBlock2D"] * 4,
@@ -44,6 +45,7 @@ class Layout:
     prompt: int = 0  # numbers that a text encoder makes of a prompt
     encoding: int = 0  # at most, bytes that the autoencoder takes to encode one image
     decoding: int = 0  # at most, bytes that it takes to decode one
+    frozen_bytes: int = 0  # of the parameters that are not trained; 0: four for each
     is_assumed: bool = False  # whether the sizes are those of Stable Diffusion 1, as the pipeline cannot be read
 
 
@@ -52,66 +54,70 @@ class FusedAttention(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.scaled_dot_product_attention:
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*args[:3])[0]
+            given = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
+            query, key, value = (given[name] for name in ("query", "key", "value"))
+            shared = query.shape[1] // key.shape[1]  # heads that share keys and values
+            key, value = (one.repeat_interleave(shared, 1) if shared > 1 else one for one in (key, value))
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
         return function(*args, **(kwargs or {}))
-
-
-def lay_out_ddpm(unet: dict[str, Any], schedule: dict[str, Any], shape: Shape, source: str) -> Layout:
-    """Return the sizes of an unconditional U-Net for images of `shape` (C, H, W)."""
-    return lay_out_network(lambda: ddpm.new(unet, schedule, shape, source), shape, source)
 
 
 def lay_out_network(new: Callable[[], DiffusionModel], shape: Shape, source: str) -> Layout:
     """Return the sizes of a model without encoders that maps x_t of `shape` (C, H, W) and t to a prediction."""
     with torch.device("meta"), FusedAttention():
         built = new()
+        first_class = {one.argument: _timestep()} if isinstance(one := built.conditioner, Classes) else {}
         try:
-            return _measured(built.network, 0, lambda: built.predict(torch.zeros(1, *shape), _timestep()))
+            forward = partial(built.predict, torch.zeros(1, *shape), _timestep(), first_class)
+            return _measured(built.network, 0, forward)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(f"{source}: model.unet: no image can go through it: {error}") from error
 
 
-def lay_out_stable_diffusion(base: str, lora: LoRA, shape: Shape, source: str) -> Layout:
-    """Return the sizes of a pipeline with a LoRA, for images of `shape` (C, H, W)."""
-    configs = local_configs(base)
-    if configs is not None:
-        check_kind(configs, base)
+def lay_out_pipeline(family: Any, configs: Path, settings: PipelineSettings, shape: Shape, source: str) -> Layout:
+    """Return the sizes of a pipeline with a LoRA, for images of `shape` (C, H, W), from the settings of its parts."""
     with torch.device("meta"), FusedAttention():
-        return _stable_diffusion(configs, lora, shape, source)
+        parts = on_meta(configs, settings.base, parts_of(configs, settings.base, family.usual))
+        return _pipeline(family, parts, settings, shape, source)
 
 
-def _stable_diffusion(configs: Path | None, lora: LoRA, shape: Shape, source: str) -> Layout:
-    """Measure a pipeline with a LoRA; without `configs`, that of Stable Diffusion 1."""
-    unet, vae, text_encoder = _unet(configs), _vae(configs), _text_encoder(configs)
-    add_lora(unet, lora, source)
-    halvings = len(vae.config.block_out_channels) - 1
-    latents = torch.zeros(1, unet.config.in_channels, *(side // 2**halvings for side in shape[1:]))
-    prompt = torch.zeros(1, text_encoder.config.max_position_embeddings, unet.config.cross_attention_dim)
-    frozen = _count(vae) + _count(text_encoder)
-    measured = _measured(unet, frozen, lambda: unet(latents, _timestep(), prompt).sample)
+def lay_out_stable_diffusion_1(family: Any, settings: PipelineSettings, shape: Shape, source: str) -> Layout:
+    """Return the sizes of Stable Diffusion 1 with a LoRA."""
+    with torch.device("meta"), FusedAttention():
+        parts = {
+            "unet": UNet2DConditionModel.from_config(UNET),
+            "vae": AutoencoderKL.from_config(VAE),
+            "text_encoder": CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER)),
+            "scheduler": DDPMScheduler(),
+        }
+        return replace(_pipeline(family, parts, settings, shape, source), is_assumed=True)
+
+
+def _pipeline(family: Any, parts: Mapping[str, Any], settings: PipelineSettings, shape: Shape, source: str) -> Layout:
+    """Measure a pipeline on the meta device with a new LoRA."""
+    model: DiffusionModel = family.of_parts(parts, settings).fitted_to(shape)
+    assert model.autoencoder is not None
+    vae: Any = model.autoencoder.network
+    network: Any = model.network
+    network.to(PRECISIONS[settings.precision])
+    add_lora(network, settings.lora, source)
+    latents, condition = torch.zeros(1, *model.shape), family.shapes(network)
+    text = [part for name, part in parts.items() if name.startswith("text_encoder")]
+    forward = partial(model.predict, latents, _timestep(), condition)
+    try:
+        measured = _measured(network, _count(vae) + sum(map(_count, text)), forward)
+    except NotImplementedError:  # a network that looks at the values of a mask
+        raise UsageError(
+            f"{source}: what a {family.title} takes cannot be told from its settings alone: leave --dry-run out"
+        ) from None
     return replace(
         measured,
         latents=latents.numel(),
-        prompt=prompt.numel(),
-        encoding=_peak(lambda: vae.encode(torch.zeros(1, *shape))),
+        prompt=sum(value.numel() for value in condition.values()),
+        encoding=_peak(lambda: vae.encode(torch.zeros(1, *model.image_shape))),
         decoding=_peak(lambda: vae.decode(latents)),
-        is_assumed=configs is None,
+        frozen_bytes=4 * _count(vae) + PRECISIONS[settings.precision].itemsize * (measured.frozen - _count(vae)),
     )
-
-
-def _unet(configs: Path | None) -> Any:
-    kind = UNet2DConditionModel
-    return kind.from_config(UNET if configs is None else kind.load_config(configs / "unet"))
-
-
-def _vae(configs: Path | None) -> Any:
-    return AutoencoderKL.from_config(VAE if configs is None else AutoencoderKL.load_config(configs / "vae"))
-
-
-def _text_encoder(configs: Path | None) -> Any:
-    if configs is None:
-        return CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER))
-    return CLIPTextModel(CLIPTextConfig.from_pretrained(configs / "text_encoder"))
 
 
 def _measured(network: nn.Module, frozen: int, forward: Callable[[], Tensor]) -> Layout:

@@ -32,6 +32,18 @@ def copies_that_fit(bytes_each: int, memory: int) -> int:
     return max(1, int(MEMORY_SHARE * memory / bytes_each))
 
 
+def recomputes(model: DiffusionModel, bytes_each: int, memory: int) -> bool:
+    """Let a network compute activations again in the backward pass, if those of one image take too much memory.
+
+    Return whether it does so from now on. It must be a network of diffusers that can.
+    """
+    network: Any = model.network
+    if bytes_each <= MEMORY_SHARE * memory or not getattr(network, "_supports_gradient_checkpointing", False):
+        return False
+    network.enable_gradient_checkpointing()
+    return True
+
+
 def training_bytes(model: DiffusionModel, condition: Condition) -> int:
     """Return the bytes that autograd keeps of one image in training, with the masks of dropout.
 

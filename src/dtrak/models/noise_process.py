@@ -200,16 +200,47 @@ class Euler:
 
 
 def noise_process_of(scheduler: Any, source: str) -> NoiseProcess:
-    """Return the noise process of a scheduler of diffusers; refuse one that is not supported."""
-    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
-        # A scheduler that has drawn a picture has lost all σ but those of its steps.
-        return Flow(FlowMatchEulerDiscreteScheduler.from_config(scheduler.config))
-    kind = getattr(scheduler.config, "prediction_type", None)
-    if kind is None or not hasattr(scheduler, "alphas_cumprod"):
+    """Return the noise process of a scheduler of diffusers; refuse one that is not supported.
+
+    Schedulers that differ only in how they draw pictures have the same noise process.
+    """
+    config = getattr(scheduler, "config", None)
+    if config is None:
         raise UsageError(
-            f"{source} has a {type(scheduler).__name__}: only schedulers like DDPMScheduler and "
+            f"scheduler is a {type(scheduler).__name__}: give a scheduler of diffusers, as DDPMScheduler()"
+        )
+    if is_flow(scheduler):
+        # A scheduler that has drawn a picture has lost all σ but those of its steps.
+        return Flow(as_flow(scheduler))
+    if isinstance(scheduler, DDPMScheduler | DDIMScheduler):
+        found = scheduler
+    elif config.get("beta_schedule") or config.get("trained_betas") is not None:
+        found = DDPMScheduler.from_config(config)
+    else:
+        raise UsageError(
+            f"{source} has a {type(scheduler).__name__}: only schedulers that add noise like DDPMScheduler or "
             "FlowMatchEulerDiscreteScheduler are supported"
         )
-    if kind not in PREDICTION_TYPES:
+    if (kind := found.config.prediction_type) not in PREDICTION_TYPES:
         raise UsageError(f"{source} predicts {kind!r}: only {' and '.join(PREDICTION_TYPES)} are supported")
-    return Diffusion(scheduler)
+    return Diffusion(found)
+
+
+def is_flow(scheduler: Any) -> bool:
+    """Tell whether a scheduler is that of a flow."""
+    return "FlowMatch" in type(scheduler).__name__ or bool(scheduler.config.get("use_flow_sigmas"))
+
+
+def as_flow(scheduler: Any) -> FlowMatchEulerDiscreteScheduler:
+    """Return the scheduler of a flow as Euler's, with the same T and shift."""
+    config = scheduler.config
+    if config.get("use_flow_sigmas"):
+        return FlowMatchEulerDiscreteScheduler(num_train_timesteps=config.num_train_timesteps, shift=config.flow_shift)
+    return FlowMatchEulerDiscreteScheduler.from_config(config)
+
+
+def as_latent(scheduler: Any) -> Any:
+    """Return a scheduler for training and attribution of a latent model: latents, unlike pixels, may be beyond ±1."""
+    if is_flow(scheduler):
+        return as_flow(scheduler)
+    return DDPMScheduler.from_config(scheduler.config, clip_sample=False, thresholding=False)

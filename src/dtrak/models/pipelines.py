@@ -6,11 +6,11 @@ only tensors, so that no code in them is run; else from files in float16.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from diffusers import ModelMixin
@@ -18,32 +18,18 @@ from huggingface_hub import snapshot_download
 
 from dtrak.errors import DtrakError, UsageError
 
-NETWORKS = ("unet", "vae", "text_encoder", ".")  # ".": the oldest models have their network at the top
 STEMS = ("diffusion_pytorch_model", "pytorch_model", "model")  # the names of weight files begin with one of these
 # The files of a LoRA's weights in the formats of diffusers and peft, and its settings as peft and dtrak write them.
 DIFFUSERS_LORA_FILES = ("pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin")
 PEFT_LORA_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PEFT_CONFIG, LORA_DESCRIPTION = "adapter_config.json", "dtrak.json"
 # The files that are downloaded before a model's weights.
-FILES = ["*.json", "tokenizer/*.txt", *DIFFUSERS_LORA_FILES, *PEFT_LORA_FILES]
-# The supported pipelines, without and with a text encoder. Others combine their parts differently.
-UNCONDITIONAL, CONDITIONAL = ("DDPMPipeline", "DDIMPipeline"), ("StableDiffusionPipeline",)
-# Settings of a U-Net that takes more than prompts as its condition.
-OTHER_CONDITIONS = (
-    "class_embed_type",
-    "num_class_embeds",
-    "addition_embed_type",
-    "encoder_hid_dim_type",
-    "time_cond_proj_dim",
-)
+FILES = ["*.json", "tokenizer*/*", *DIFFUSERS_LORA_FILES, *PEFT_LORA_FILES]
+INDEX = "model_index.json"
+UNUSED = ("safety_checker", "feature_extractor", "image_encoder")  # parts of pipelines that no computation needs
 FLOAT16 = "fp16"
 # The variant and the file extension of weights, in the order in which they are looked for.
 WEIGHT_FORMATS = ((None, "safetensors"), (None, "bin"), (FLOAT16, "safetensors"), (FLOAT16, "bin"))
-
-
-def is_pipeline(folder: Path) -> bool:
-    """Tell whether a folder holds a pipeline with a text encoder, such as Stable Diffusion."""
-    return (folder / "unet").is_dir() and (folder / "text_encoder").is_dir()
 
 
 def is_lora(folder: Path) -> bool:
@@ -51,19 +37,20 @@ def is_lora(folder: Path) -> bool:
     return any((folder / name).exists() for name in (LORA_DESCRIPTION, PEFT_CONFIG, *DIFFUSERS_LORA_FILES))
 
 
-def local_folder(source: str) -> Path:
-    """Return the folder of a model: `source` itself, or the folder to which it is downloaded from the hub."""
+def local_folder(source: str, check: Callable[[Path], object] = lambda folder: None) -> Path:
+    """Return the folder of a model: `source` itself, or the folder to which it is downloaded from the hub.
+
+    `check` is called before gigabytes are downloaded, with a folder that has everything but weights.
+    """
     if os.path.isdir(source):
         return Path(source)
     if os.path.exists(source):
         raise UsageError(f"{source} is a file: give the folder of a diffusers model (with unet/ and scheduler/)")
     not_found = f"no model at {source!r}: give a diffusers folder (with unet/ and scheduler/) or a hub id"
     folder = downloaded(source, FILES, not_found)
-    if is_pipeline(folder):  # refuse other kinds before gigabytes are downloaded
-        check_kind(folder, source)
-    else:
-        check_index(folder, source, UNCONDITIONAL)
-    networks = [part for part in NETWORKS if (folder / part / "config.json").exists()]
+    check(folder)
+    networks = [path.parent.relative_to(folder) for path in (folder / "config.json", *folder.glob("*/config.json"))]
+    networks = [part for part in networks if (folder / part / "config.json").exists() and str(part) not in UNUSED]
     for priority, form in enumerate(WEIGHT_FORMATS):  # a network that has weights in one format needs no later one
         missing = [part for part in networks if weight_format(folder / part) not in WEIGHT_FORMATS[:priority]]
         if missing:
@@ -126,15 +113,15 @@ def check_files(folder: Path) -> None:
             raise UsageError(f"{path} is a pipe or a device, not a file of a model")
 
 
-def whole_weights(kind: Any, folder: Path, source: str) -> Any:
-    """Load a network of diffusers or transformers in float32; refuse missing weights, which they would make up."""
+def whole_weights(kind: Any, folder: Path, source: str, precision: torch.dtype = torch.float32) -> Any:
+    """Load a network of diffusers or transformers; refuse missing weights, which they would make up."""
     form = weight_format(folder)
     if form is None:
         raise UsageError(f"{source} has no weights: {folder.name}/ has neither .safetensors nor .bin")
     variant, ending = form
     network, found = kind.from_pretrained(
         folder,
-        dtype=torch.float32,
+        dtype=precision,
         variant=variant,
         use_safetensors=ending == "safetensors",
         output_loading_info=True,
@@ -150,6 +137,19 @@ def whole_weights(kind: Any, folder: Path, source: str) -> Any:
     return network
 
 
+def full_name(base: str) -> str:
+    """Return a name of the pipeline that is valid in any working folder."""
+    return str(Path(base).resolve()) if os.path.exists(base) else base
+
+
+def refuse_pipeline(source: str, kind: str | None, supported: Sequence[str]) -> NoReturn:
+    """Refuse a pipeline of another class: its parts would be put together wrongly."""
+    raise UsageError(
+        f"{source} is a {kind}: {', '.join(supported)} are supported; wrap the network of another pipeline in "
+        "dtrak.DiffusionModel"
+    )
+
+
 def read_config(folder: Path, name: Path, source: str) -> dict[str, Any]:
     """Read a JSON file of a model's folder."""
     if not (folder / name).is_file():
@@ -160,46 +160,21 @@ def read_config(folder: Path, name: Path, source: str) -> dict[str, Any]:
         raise UsageError(f"{folder / name} is not a JSON object: {error}") from error
 
 
-def check_index(folder: Path, source: str, supported: Sequence[str]) -> None:
-    """Refuse a folder of a pipeline that is not supported: its parts would be put together wrongly."""
-    index = Path("model_index.json")
-    if not (folder / index).exists():
-        return
-    kind = read_config(folder, index, source).get("_class_name")
-    if kind not in supported:
-        raise UsageError(
-            f"{source} is a {kind}: {', '.join((*UNCONDITIONAL, *CONDITIONAL))} are supported; wrap the network "
-            "of another pipeline in dtrak.DiffusionModel"
-        )
+def pipeline_class(folder: Path, source: str) -> str | None:
+    """Return the name of the class of the pipeline in a folder; None if the folder does not tell."""
+    if not (folder / INDEX).exists():
+        return None
+    return str(read_config(folder, Path(INDEX), source).get("_class_name"))
 
 
 def check_schedule(folder: Path, part: Path, source: str) -> None:
-    """Refuse a schedule without β: diffusers' DDPMScheduler would use its own defaults instead."""
+    """Refuse a schedule without β that is no flow: diffusers' DDPMScheduler would use its own defaults instead."""
     schedule = read_config(folder, part / "scheduler_config.json", source)
     kind = schedule.get("_class_name", "DDPMScheduler")
-    if kind != "DDPMScheduler" and not schedule.get("beta_schedule") and not schedule.get("trained_betas"):
+    is_flow = "FlowMatch" in str(kind) or schedule.get("use_flow_sigmas")
+    has_betas = kind == "DDPMScheduler" or schedule.get("beta_schedule") or schedule.get("trained_betas")
+    if not is_flow and not has_betas:
         raise UsageError(
             f"{source}: its schedule is a {kind}, which adds noise in another way than a DDPMScheduler: wrap its "
             "network in dtrak.DiffusionModel"
-        )
-
-
-def check_kind(folder: Path, source: str) -> None:
-    """Refuse a pipeline that is incomplete or not supported, before diffusers raises an unclear error."""
-    check_index(folder, source, CONDITIONAL)
-    unet = read_config(folder, Path("unet", "config.json"), source)
-    if (kind := unet.get("_class_name")) != "UNet2DConditionModel":
-        raise UsageError(f"{source}: its network is a {kind}, not the U-Net of Stable Diffusion")
-    text = read_config(folder, Path("text_encoder", "config.json"), source)
-    if (folder / "text_encoder_2").exists() or not str(text.get("model_type", "")).startswith("clip"):
-        raise UsageError(f"{source}: only pipelines with one CLIP text encoder are supported: Stable Diffusion 1 and 2")
-    check_schedule(folder, Path("scheduler"), source)
-    for setting in OTHER_CONDITIONS:
-        if unet.get(setting):
-            raise UsageError(f"{source}: its U-Net takes more than prompts ({setting} is {unet[setting]!r})")
-    before, after = (unet.get(f"{side}_channels", 4) for side in ("in", "out"))
-    if before != after:
-        raise UsageError(
-            f"{source}: its U-Net maps {before} channels to {after}: pipelines for inpainting, depth or editing "
-            "are not supported"
         )

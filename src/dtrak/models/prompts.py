@@ -4,11 +4,15 @@ The prompt of an image is that in its column `prompt`; else the model's template
 in from its columns; else its caption; else the empty prompt.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from string import Formatter
 
+import torch
+
 from dtrak.errors import UsageError
 from dtrak.images.images import Images
+from dtrak.models.conditions import Condition
 from dtrak.models.text_encoders import TextEncoder
 from dtrak.progress import say
 
@@ -20,17 +24,21 @@ CLASSES = {"label"}  # columns whose values are names of folders, with _ for bla
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """A text encoder, and the template for the prompts of images."""
+    """The conditioner of models that take prompts: a text encoder, and the template for the prompts of images."""
 
     encoder: TextEncoder
     template: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return self.encoder.fingerprint
 
     def check(self, images: Images) -> None:
         """Refuse a template that cannot be filled in from the images' columns."""
         if self.template is not None:
             check_columns(self.template, images, "the prompt")
 
-    def of(self, images: Images) -> list[str]:
+    def texts(self, images: Images) -> list[str]:
         """Return the prompt of each image; print what was used for images without their own prompt."""
         found = prompts_of(images, self.template)
         filled = sum(own is None and bool(prompt) for own, prompt in zip(_column(images, PROMPT), found, strict=True))
@@ -42,6 +50,21 @@ class Prompts:
             which = "all images" if len(missing) == len(images) else ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
             say(f"No prompt for {which} of {images.source}: the empty prompt is used")
         return found
+
+    def encode(self, texts: Sequence[str]) -> Condition:
+        return self.encoder(texts)
+
+    def without(self) -> Condition:
+        """Return the condition of an empty prompt, or what the pipeline uses in its place."""
+        own = getattr(self.encoder, "without", None)
+        return self.encoder([""]) if own is None else own()
+
+    def to(self, device: str | torch.device) -> None:
+        self.encoder.to(device)
+
+    def release(self) -> None:
+        if hasattr(self.encoder, "release"):
+            self.encoder.release()
 
 
 def prompts_of(images: Images, template: str | None) -> list[str]:

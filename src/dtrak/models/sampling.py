@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dtrak.errors import DtrakError
-from dtrak.models.conditions import Condition, repeated
+from dtrak.errors import DtrakError, UsageError
+from dtrak.models.conditions import Condition, moved, repeated
 from dtrak.models.diffusion import DiffusionModel
 from dtrak.noise import gaussian
 from dtrak.progress import steps_of
 
 BATCH = 30
+GUIDANCE = "guidance"  # the condition of networks that were distilled from guided ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +37,13 @@ def sample(
     prompts: Sequence[str] | None = None,
     guidance: float | None = None,
 ) -> Samples:
-    """Draw a picture for each seed and its prompt; with `trajectory`, keep every x_t and x̂_0 as well.
+    """Draw a picture for each seed and its prompt or class; with `trajectory`, keep every x_t and x̂_0 as well.
 
-    Guidance g makes pictures follow the prompt c more closely: ε_θ(x) + g (ε_θ(x, c) − ε_θ(x)).
+    Guidance g makes pictures follow the prompt c more closely: ε_θ(x) + g (ε_θ(x, c) − ε_θ(x)). A network that was
+    distilled from guided ones takes g itself, as its condition `guidance`.
     """
+    if prompts is None and model.conditions is not None and model.prompts is None:
+        raise UsageError(f"{model.source} draws pictures of a class: give the class of each as its prompt")
     texts = prompts or [""] * len(seeds)
     batches = [slice(start, start + BATCH) for start in range(0, len(seeds), BATCH)]
     parts = [_batch(model, seeds[rows], steps, trajectory, texts[rows], guidance) for rows in batches]
@@ -69,9 +73,9 @@ def _batch(
     path, estimates = [x], []
     for t in steps_of("draw", list(solver.timesteps), "steps"):
         timesteps = t.to(model.device).expand(len(x))
-        prediction = model.predict(x, timesteps, condition)
+        prediction = model.predict(x, timesteps, condition).float()
         if unconditional is not None and guidance is not None:
-            without = model.predict(x, timesteps, unconditional)
+            without = model.predict(x, timesteps, unconditional).float()
             prediction = without + guidance * (prediction - without)
         step = solver.step(prediction, t, x)
         x = step.prev_sample
@@ -92,11 +96,15 @@ def _batch(
 def _conditions(
     model: DiffusionModel, prompts: Sequence[str], guidance: float | None
 ) -> tuple[Condition, Condition | None]:
-    """Return the condition of the prompts, and that of empty prompts if guidance needs it."""
-    if model.prompts is None:
+    """Return the condition of the prompts, and the one without information if guidance needs it."""
+    if model.conditions is None:
         return {}, None
-    condition = model.prompts.encoder(prompts)
-    return condition, None if guidance in (None, 1.0) else repeated(model.prompts.encoder([""]), len(prompts))
+    condition = moved(model.conditions.encode(prompts), model.device)
+    if guidance is None or guidance == 1.0:
+        return condition, None
+    if GUIDANCE in condition:
+        return {**condition, GUIDANCE: torch.full_like(condition[GUIDANCE], guidance)}, None
+    return condition, moved(repeated(model.conditions.without(), len(prompts)), model.device)
 
 
 def to_pixels(pictures: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The section `model` of a recipe, for each family of models."""
+"""The section `model` of a recipe: what the families of models share."""
 
 from typing import Annotated, Literal
 
@@ -15,18 +15,23 @@ class Schedule(Section):
     """The noise schedule; the fields have the names of diffusers."""
 
     num_train_timesteps: Annotated[Positive, Field(le=MOST["num_train_timesteps"])] = 1000
-    beta_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
+    beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2"] = "linear"
     beta_start: OpenFraction = 1e-4
     beta_end: OpenFraction = 0.02
     prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
 
 
 class DDPMSettings(Section):
-    """An unconditional DDPM; `unet` is the configuration of diffusers' UNet2DModel, without size and channels."""
+    """A U-Net on pixels; `unet` is the configuration of diffusers' UNet2DModel, without size and channels.
+
+    If it has `num_class_embeds`, the U-Net takes the class of an image: the whole number in its column `label`, or the
+    place of its name in `classes`.
+    """
 
     kind: Literal["ddpm"] = "ddpm"
     unet: UNet
     schedule: Schedule = Schedule()
+    classes: tuple[str, ...] | None = None  # names of classes, if labels are not numbers
 
 
 class LoRA(Section):
@@ -38,10 +43,16 @@ class LoRA(Section):
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("to_q", "to_k", "to_v", "to_out.0")
 
 
-class StableDiffusionSettings(Section):
-    """Stable Diffusion, fine-tuned with LoRA on images and their prompts."""
+class PipelineSettings(Section):
+    """A pipeline of diffusers, fine-tuned with LoRA; each family has a subclass with its own `kind`."""
 
-    kind: Literal["stable-diffusion"]
     base: str  # a pipeline's folder, or a hub id
     lora: LoRA
-    prompt: str  # a template with the names of columns: "a {label} painting", "{caption}"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"  # of the frozen weights
+    prompt: str | None = None  # a template with the names of columns: "a {label} painting", "{caption}"
+
+
+class PromptedSettings(PipelineSettings):
+    """A pipeline that takes prompts."""
+
+    prompt: str

@@ -8,21 +8,24 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
+from dtrak import wording
 from dtrak.attribution.scores import Scores, load_scores
+from dtrak.attribution.self_influence import self_influences
 from dtrak.errors import DtrakError, UsageError
+from dtrak.figures.thumbnails import SMALL, ShownPicture, embedded
+from dtrak.figures.ticks import plain_value
 from dtrak.files import write_text
 from dtrak.images.images import Images
-from dtrak.report import wording
 from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.credit import charts
 from dtrak.report.curves import damping_curve, setting_curves
-from dtrak.report.overview import facts, trust
-from dtrak.report.plots import plain_value, plot
+from dtrak.report.overview import facts
+from dtrak.report.plots import plot
 from dtrak.report.proponents import query_section
-from dtrak.report.selfinfluence import self_influences
-from dtrak.report.thumbnails import SMALL, ShownPicture, embedded
+from dtrak.report.trust import trust, trust_words
 from dtrak.runs.run import Run
 
 TRAIN_SIDE = 128  # larger training images are embedded at this size
@@ -43,7 +46,9 @@ def write_report(run: Run) -> Path:
     scores = _scores(run, path)
     one = next(iter(scores.values()))  # all methods have scores of the same images
     pictures = run.query_images(run.located(settings["queries"]))
-    train = run.train_images.select(run.train_images.positions(one.train_ids, str(path)))
+    train = run.train_images
+    if one.held is None:
+        train = train.select(train.positions(one.train_ids, str(path)))
     if settings.get("fingerprints", [])[1:3] not in ([], [run.train_images.fingerprint, pictures.fingerprint]):
         raise UsageError(
             f"{run.folder}: its scores are of other images than it has now: run `dtrak attribute {run.folder}` again"
@@ -53,6 +58,7 @@ def write_report(run: Run) -> Path:
     self_influence = self_influences(scores)
     counterfactuals = read_counterfactuals(run.folder)
     measured = nearest(read_comparisons(run.folder), settings)
+    found_trust = trust(measured, settings)
     over_damping = damping_curve(measured)
     curves = [*([over_damping] if over_damping else []), *setting_curves(measured)]
     positions = shown_queries.train_positions.union(*(of_method.train_positions for of_method in self_influence))
@@ -67,7 +73,8 @@ def write_report(run: Run) -> Path:
             name=run.folder.resolve().name,
             summary=run.recipe.summary,
             facts=facts(run, settings, one),
-            trust=trust(measured, settings),
+            trust=found_trust,
+            trust_words={method: trust_words(run, found_trust, method) for method in scores},
             methods=list(scores),
             shown_queries=shown_queries,
             charts=charts(scores, len(shown_queries.queries)),
@@ -97,12 +104,18 @@ def _prompts(run: Run, pictures: Images) -> list[str]:
     """Return the prompt that each picture was scored with; none if the run's model takes no prompts."""
     from dtrak.models.prompts import prompts_of
 
-    return prompts_of(pictures, getattr(run.recipe.model, "prompt", None)) if run.recipe.family.takes_prompts else []
+    return prompts_of(pictures, getattr(run.recipe.model, "prompt", None)) if run.recipe.is_conditional else []
 
 
 def _training_images(train: Images, positions: Iterable[int]) -> dict[str, ShownPicture]:
     """Return the training images at these positions, named t0, t1, … by their position."""
     return {f"t{position}": ShownPicture.of(train, position, TRAIN_SIDE) for position in sorted(positions)}
+
+
+def with_code(text: str) -> Markup:
+    """Return a text as HTML, with what stands between backticks as code."""
+    parts = [escape(part) for part in text.split("`")]
+    return Markup("").join(Markup(f"<code>{part}</code>") if place % 2 else part for place, part in enumerate(parts))
 
 
 def _environment() -> Environment:
@@ -119,6 +132,7 @@ def _environment() -> Environment:
         "tenths": wording.tenths,
         "value": plain_value,
         "described": wording.described,
+        "code": with_code,
         "thousands": lambda count: f"{count:,}",
     }
     return environment

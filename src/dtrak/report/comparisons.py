@@ -43,6 +43,7 @@ class Measurement:
 
     methods: dict[str, MethodLDS]
     ceiling: float | None
+    perfect: float | None  # what perfect scores would reach; None if it is not known
     queries: int
     subsets: int
     note: str  # how the damping was found
@@ -50,7 +51,8 @@ class Measurement:
 
     def differences(self, attribution: Mapping[str, Any]) -> list[str]:
         """Describe each setting in which these scores differ from those of the run's attribution."""
-        return [
+        checkpoint = self.settings.get("checkpoint")
+        return [f"the checkpoint {checkpoint}, not the final model"] * (checkpoint is not None) + [
             f"{_name(setting)} {_described(self.settings[setting])}, not {_described(attribution[setting])}"
             for setting in SCORE_SETTINGS
             if setting in self.settings
@@ -103,7 +105,14 @@ def _read(path: Path) -> Measurement:
         }
         counts = int(content["queries"]), int(content["subsets"])
         settings = dict(content.get("settings", {}))
-        return Measurement(methods, _number(content["ceiling"]), *counts, str(content["note"]), settings)
+        return Measurement(
+            methods,
+            _number(content["ceiling"]),
+            _number(content.get("perfect")),
+            *counts,
+            str(content["note"]),
+            settings,
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DtrakError(f"{path} is not what `dtrak evaluate lds` writes: {error!r}") from error
 

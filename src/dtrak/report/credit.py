@@ -35,14 +35,17 @@ def charts(scores: Mapping[str, Scores], queries: int) -> list[Chart]:
     A chart also has the credit for each of the first `queries` pictures alone.
     """
     return [
-        _chart(one, column, queries) for column in CREDIT_COLUMNS for one in scores.values() if column in one.columns
+        _chart(one, column, queries)
+        for column in CREDIT_COLUMNS
+        for one in scores.values()
+        if column in one.credit_columns
     ]
 
 
 def _chart(scores: Scores, column: str, queries: int) -> Chart:
     credits = scores.credit(column)
     names, shares = scores.shares(column)
-    of_training = dict(zip(names.tolist(), (scores.sizes(column) / len(scores.train_ids)).tolist(), strict=True))
+    of_training = dict(zip(names.tolist(), (scores.sizes(column) / scores.images).tolist(), strict=True))
     bars = [(credit, of_training[credit.group]) for credit in credits[:MAX_GROUPS]]
     groups = [(str(name), round(100 * share, 2)) for name, share in of_training.items()]
     intervals = scores.share_intervals(column)

@@ -1,9 +1,8 @@
-"""The overview of a run: its model, data, method, settings, time and cost, and the measured LDS of its methods."""
+"""The settings of a run: its model, data, method, damping, time and cost."""
 
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from dtrak.attribution.scores import Scores
@@ -11,45 +10,8 @@ from dtrak.gradients.timesteps import select_timesteps
 from dtrak.inputs.gradients import Gradients
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS, needed_by
-from dtrak.report.comparisons import Measurement, MethodLDS
-from dtrak.report.wording import duration
 from dtrak.runs.run import Run
-
-
-@dataclass(frozen=True)
-class Trust:
-    """The measured LDS of methods, and how its settings differ from those of the run's scores."""
-
-    methods: dict[str, MethodLDS]
-    ceiling: float | None
-    how: str  # how it was measured
-    differences: list[str]
-    known: bool  # whether the settings of the measurement are known
-
-    @property
-    def start(self) -> float:
-        """Return the value at which the scale of the bars begins."""
-        return min(0.0, self.ceiling or 0.0, *(one.low for one in self.methods.values()))
-
-    @property
-    def end(self) -> float:
-        """Return the value at which the scale of the bars ends."""
-        return max(1.0, self.ceiling or 0.0, *(one.high for one in self.methods.values()))
-
-    def percent(self, value: float) -> float:
-        """Return the position of a value on the scale, in percent of its length."""
-        return 100 * (value - self.start) / (self.end - self.start)
-
-
-def trust(nearest: list[Measurement], attribution: Mapping[str, Any]) -> Trust | None:
-    """Describe the measurement whose settings are nearest to the attribution's; None if there is no measurement."""
-    if not nearest:
-        return None
-    one = nearest[0]
-    kind = one.settings.get("queries")
-    images = "generated pictures" if kind == "generated" else f"{kind} images" if kind else "pictures"
-    how = f"Over {one.queries:,} {images} and {one.subsets:,} random subsets; damping {one.note}"
-    return Trust(one.methods, one.ceiling, how, one.differences(attribution), bool(one.settings))
+from dtrak.wording import duration
 
 
 def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, str]:
@@ -58,8 +20,10 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
     timesteps = len(select_timesteps(settings["timesteps"], total))
     found = {
         "Model": _model(run),
-        "Training": f"{training.epochs:,} epochs in batches of {training.batch_size:,}",
-        "Training images": f"{len(scores.train_ids):,} from {run.recipe.data.train}",
+        "Training": "elsewhere"
+        if run.is_elsewhere
+        else f"{training.epochs:,} epochs in batches of {training.batch_size:,}",
+        "Training images": f"{scores.images:,} from {run.recipe.data.train}",
         "Pictures scored": f"{len(scores.query_ids):,} from {settings['queries']}",
         "Method": ", ".join(settings["method"]),
         "Objective": settings["objective"] or "the method’s default",
@@ -67,8 +31,9 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
         "Projection k": "none"
         if settings["projection"] == "identity"
         else f"{settings['projection_dim']:,} dimensions, {settings['projection'] or 'by the method'}",
-        "Parameters": settings.get("parameters") or run.recipe.family.attributed,
-        "Damping λ": str(settings["damping"]),
+        "Parameters": settings.get("parameters")
+        or ("those of the LoRA, or all" if run.is_elsewhere else run.recipe.family.attributed),
+        "Damping λ": str(settings["damping"] if scores.damping is None else scores.damping),
         "Seed": str(settings["seed"]),
         "Time of the last attribution": duration(settings["seconds"]),
     }
@@ -84,6 +49,8 @@ def facts(run: Run, settings: Mapping[str, Any], scores: Scores) -> dict[str, st
 def _model(run: Run) -> str:
     channels, height, width = run.train_images.shape
     images = f"for {width} × {height} {'grey' if channels == 1 else 'colour'} images"
+    if run.is_elsewhere:
+        return f"{run.recipe.summary}, {images}"
     return run.recipe.family.description(run.recipe.model, images)
 
 
@@ -95,7 +62,7 @@ def _passes(settings: Mapping[str, Any], timesteps: int, scores: Scores) -> str:
     needed = [one for kind, one in every.items() if kind.models == "final"]
     if not needed:
         return ""
-    train, queries, copies = len(scores.train_ids), len(scores.query_ids), timesteps * settings.get("draws", 1)
+    train, queries, copies = scores.images, len(scores.query_ids), timesteps * settings.get("draws", 1)
     objectives = sum(len(one.train) for one in needed)
     total = copies * (objectives * train + sum(len(one.queries) for one in needed) * queries)
     of_objectives = f", for {objectives} objectives" if objectives > 1 else ""

@@ -1,19 +1,13 @@
 """Compute the positions of a curve's points, ticks and error bars in a drawing of WIDTH × HEIGHT units."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matplotlib.ticker import Locator, LogLocator, MaxNLocator
-
+from dtrak.figures.ticks import nice_ticks, plain_value, x_tick_values
 from dtrak.report.curves import Curve, Sample
-from dtrak.report.wording import plain
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 14, 46  # margins
-TICKS = 5  # on an axis, roughly
-ROUND = MaxNLocator(TICKS, steps=[1, 2, 5, 10])
-ROUNDING = 1e-9  # of a tick at the end of an axis
 
 
 @dataclass(frozen=True)
@@ -98,30 +92,3 @@ def plot(curve: Curve) -> Plot:
         [Tick(y.place(value), f"{value:g}".replace("-", "−")) for value in y_values],
         None if curve.ceiling is None else y.place(curve.ceiling),
     )
-
-
-def nice_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers around low and high, 1, 2 or 5 times a power of ten apart; they span at least 1."""
-    return list(map(float, ROUND.tick_values(low, max(high, low + 1))))
-
-
-def x_tick_values(xs: Sequence[float], log: bool) -> Sequence[float]:
-    """Return the values themselves if they are few; else powers of ten, or round numbers, between them."""
-    if len(xs) <= TICKS + 2:
-        return xs
-    powers = _between(xs, LogLocator(numticks=TICKS + 2)) if log else []
-    return powers if len(powers) > 1 else _between(xs, ROUND)
-
-
-def _between(xs: Sequence[float], locator: Locator) -> list[float]:
-    """Return the ticks from the first to the last of the values."""
-    ticks = map(float, locator.tick_values(xs[0], xs[-1]))
-    return [tick for tick in ticks if xs[0] * (1 - ROUNDING) <= tick <= xs[-1] * (1 + ROUNDING)]
-
-
-def plain_value(value: float) -> str:
-    """Write a value as 10, 4,096, 0.3 or 10⁻⁵."""
-    if value == int(value) and abs(value) < 1e6:
-        return f"{int(value):,}"
-    text = f"{value:g}" if abs(value) >= 1e-3 else plain(value)
-    return text.replace("1.00×", "")

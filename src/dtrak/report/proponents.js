@@ -61,6 +61,18 @@ function update() {
   const wanted = sorted(value("order"), method).map((card) => card.element);
   if (wanted.some((element, place) => element !== list.children[place])) list.append(...wanted);
   status.textContent = shown < cards.length ? `${shown} of ${cards.length} pictures` : "";
+  document.getElementById("filtered").textContent = filtered(method, beside, shown);
+}
+
+/** Say in a sentence which pictures are shown and how, for a printed page. */
+function filtered(method, beside, shown) {
+  const text = (name) => filters.elements[name]?.selectedOptions[0].text;
+  const parts = [`Scores by ${method}${beside ? ` beside ${beside}` : ""}`, shown < cards.length ? `${shown} of ${cards.length} pictures` : `all ${shown} pictures`];
+  if (value("class")) parts.push(`only ${text("class")}`);
+  if (Number(value("score"))) parts.push(`strongest score ${filters.elements.leastScore.value}`);
+  if (Number(value("selfInfluence"))) parts.push(`self-influence ${filters.elements.leastSelfInfluence.value}`);
+  parts.push(value("order") ? `sorted by ${text("order")}` : "in their original order");
+  return `${parts.join(", ")}.`;
 }
 
 function show(card) {

@@ -1,18 +1,18 @@
 """The section of pictures: each scored picture with its strongest proponents and opponents by every method."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dtrak.attribution.scores import Match, Scores
+from dtrak.attribution.self_influence import class_column
+from dtrak.figures.thumbnails import ShownPicture
 from dtrak.images.images import Images
-from dtrak.report.thumbnails import ShownPicture
-from dtrak.report.wording import in_order
+from dtrak.wording import in_order
 
 MAX_QUERIES = 200  # pictures that are shown
 MAX_LISTS = 1000  # lists of matches, one for each picture and method
 PROPONENTS, OPPONENTS = 5, 3  # in each list
-CLASS_COLUMNS = ("label", "artist")  # the first of these that the images have sorts them into classes
 QUERY_SIDE = 256  # larger pictures are embedded at this size
 
 
@@ -82,17 +82,12 @@ def query_section(scores: Mapping[str, Scores], pictures: Images) -> QuerySectio
         for q in range(count)
     ]
     for one in scores.values():
-        part = replace(one, values=one.values[:count], query_ids=one.query_ids[:count])
+        part = one.of_queries(range(count))
         for query, top, bottom in zip(queries, part.top(PROPONENTS), part.bottom(OPPONENTS), strict=True):
             query.by_method.append(_matches(one, query, top, bottom, column))
     classes = in_order(matches.class_ for query in queries for matches in query.by_method if matches.class_)
     shown = {f"q{q}": ShownPicture.of(pictures, q, QUERY_SIDE) for q in range(count)}
     return QuerySection(queries, len(first.query_ids), column, classes, shown)
-
-
-def class_column(scores: Scores) -> str | None:
-    """Return the column that has the classes of the training images, if there is one."""
-    return next((column for column in CLASS_COLUMNS if column in scores.columns), None)
 
 
 def _matches(scores: Scores, query: Query, top: list[Match], bottom: list[Match], column: str | None) -> Matches:

@@ -24,7 +24,7 @@ from dtrak.inputs.task import Task
 from dtrak.methods import Method
 from dtrak.models import DiffusionModel
 from dtrak.noise import stable_hash
-from dtrak.runs.run import BENCHMARK, Run
+from dtrak.runs.run import BENCHMARK, RETRAINED, Run
 
 PATH_SETTINGS = ("checkpoints", "retrained", "latents")  # settings that name files
 NOT_IN_FEATURES = ("batch_size", "skip_bad", "projection_seed")  # settings that do not change features
@@ -35,12 +35,13 @@ def settings_of(run: Run) -> Settings:
     recipe = run.recipe
     settings = Settings(**{field.name: getattr(recipe.attribution, field.name) for field in fields(Settings)})
     settings = replace(settings, ddim_steps=recipe.generation.steps)
-    if recipe.family.takes_prompts:
+    if recipe.is_conditional:
         settings = replace(settings, guidance=recipe.generation.guidance, latents=run.latents)
     if settings.checkpoints is None and (run.folder / "checkpoints").exists():
         settings = replace(settings, checkpoints=run.folder / "checkpoints")
-    if settings.retrained is None and (run.folder / BENCHMARK / "masks.npy").exists():  # it is written last
-        settings = replace(settings, retrained=run.folder / BENCHMARK)
+    for name in (RETRAINED, BENCHMARK):
+        if settings.retrained is None and (run.folder / name / "masks.npy").exists():  # it is written last
+            settings = replace(settings, retrained=run.folder / name)
     return settings
 
 
@@ -88,21 +89,28 @@ def features_name(settings: Settings, total: int) -> str:
 
 def attribute_run(
     run: Run,
-    model: DiffusionModel,
+    model: DiffusionModel | Path,
     queries: str,
     methods: Sequence[str],
     settings: Settings,
     *,
+    top: int | None = None,
     cache: Path | None = None,
     device: str | None = None,
     engine: Engine | None = None,
 ) -> dict[str, Scores]:
-    """Score the run's training images for some pictures.
+    """Score the run's training images for some pictures. With `top`, only the strongest of each picture are held.
 
     The run keeps the scores in scores.npz, and their settings in attribution.json, for its report. If the kept scores
-    have the same settings, they are returned.
+    have the same settings, they are returned. If `model` is the folder of an earlier checkpoint, the run keeps only the
+    features.
     """
     train_images, query_images = run.train_images, run.query_images(queries)
+    if isinstance(model, Path):
+        folder = cache or features_folder(run, settings, f"{model.name}-")
+        return attribute_with(
+            model, train_images, query_images, methods, settings, cache=folder, device=device, engine=engine
+        )
     fingerprints = [model.fingerprint, train_images.fingerprint, query_images.fingerprint]
     if settings.retrained is not None:
         fingerprints.append(Benchmark.open(settings.retrained).fingerprint)
@@ -112,6 +120,7 @@ def attribute_run(
         "method": list(methods),
         **portable_settings(run, settings),
         "fingerprints": fingerprints,
+        "top": top,
     }
     scores_path, made_by_path = run.folder / "scores.npz", run.folder / "attribution.json"
     if made_by.items() <= (run.read_attribution() or {}).items():
@@ -120,7 +129,7 @@ def attribute_run(
     started = time.monotonic()
     folder = cache or features_folder(run, settings)
     scores = attribute_with(
-        model, train_images, query_images, methods, settings, cache=folder, device=device, engine=engine
+        model, train_images, query_images, methods, settings, top=top, cache=folder, device=device, engine=engine
     )
     if made_by_path.exists():
         write_json(made_by_path, {})  # so that it never describes other scores than those in scores.npz

@@ -46,7 +46,7 @@ def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int,
     """
     settings: dict[str, Any] = {"model": model.fingerprint, "steps": steps}
     guidance = run.recipe.generation.guidance
-    if model.prompts is not None:
+    if model.conditions is not None:
         settings |= {"guidance": guidance, "prompt": prompt}
     made_by = json.dumps(settings)
     drawings = {one.file: one for one in _drawings(run, model, range(seed, seed + count), prompt)}
@@ -99,12 +99,12 @@ def _move_other_files(finished: Path, unfinished: Path) -> None:
 
 def _drawings(run: Run, model: DiffusionModel, seeds: range, prompt: str | None) -> list[Drawing]:
     """Return the pictures of these seeds, with their prompts."""
-    if model.prompts is None:
+    if model.conditions is None:
         if prompt is not None:
             raise UsageError(f"prompt {prompt!r}: {model.source} takes no prompts")
         return [Drawing(seed) for seed in seeds]
     given = run.recipe.generation.prompts if prompt is None else (prompt,)
-    in_turn = given or sorted(set(model.prompts.of(run.train_images)))
+    in_turn = given or sorted(set(model.conditions.texts(run.train_images)))
     return [Drawing(seed, in_turn[seed % len(in_turn)]) for seed in seeds]
 
 

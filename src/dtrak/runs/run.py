@@ -1,10 +1,12 @@
 """A run's folder. It holds all results, and the recipe from which they can be made again.
 
 - recipe.yaml: the recipe; run.json: versions of packages; subset.txt: ids, if not all images were used
+- model.json: the place of a model that was trained elsewhere
 - model/: the trained model in the layout of diffusers; checkpoints/: the model at evenly spaced steps of training
 - generated/: pictures by seed; latents/: encoded images and prompts; features/: the stores of features
+- training.json: how long a step of training took
 - scores.npz: the last scores; attribution.json: their settings; report.html
-- benchmark/, lds/, counterfactual/, left-out/: evaluations
+- benchmark/, lds/, counterfactual/, left-out/: evaluations; retrained/: models that methods learn from
 
 `dtrak run RUN/recipe.yaml --out OTHER` makes the same run again.
 """
@@ -13,7 +15,7 @@ import json
 import os
 import platform
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -30,19 +32,23 @@ from dtrak.sections import first_difference
 from dtrak.temporaries import TEMPORARY, clear_leftovers, clear_leftovers_below
 
 if TYPE_CHECKING:
+    from dtrak.attribution.scores import Scores
     from dtrak.models import DiffusionModel
 
 # dtrak.models is imported where it is needed: it takes seconds, and a mistyped name should be reported before.
 
 PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
+ELSEWHERE = "model.json"  # names the model of a run that was trained elsewhere
 STATE = "training.safetensors"  # the state of an unfinished training
+TIMES = "training.json"
 BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
+RETRAINED = "retrained"  # the folder of other retrained models, which methods learn from
 LEFT_OUT = "left-out"  # the folder of models that were trained without a whole group
 # The folders in a run's folder. A new run is refused if one of these already holds files.
 FOLDERS = (
-    *("asked", "benchmark", "checkpoints", "counterfactual", "features", "generated", "latents", "lds", LEFT_OUT),
-    "model",
+    *("asked", BENCHMARK, "checkpoints", "counterfactual", "features", "generated", "latents", "lds", LEFT_OUT),
+    *("model", RETRAINED),
 )
 
 
@@ -67,17 +73,64 @@ class AttributionFile(BaseModel):
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder and its recipe."""
+    """A run's folder and its recipe.
+
+    >>> import dtrak
+    >>> run = dtrak.open_run("runs/digits")
+    >>> len(run.train_images), run.model().timesteps
+    (1000, 1000)
+    """
 
     folder: Path
     recipe: Recipe
 
+    def __repr__(self) -> str:
+        return "\n".join([f"Run {self.folder}: {self.recipe.summary}", *self._lines()])
+
+    def _repr_html_(self) -> str:
+        from dtrak.figures.html import facts
+
+        return facts(f"Run {self.folder}: {self.recipe.summary}", self.contents())
+
+    def _lines(self) -> list[str]:
+        return [f"{name.lower()}: {text}" for name, text in self.contents().items()]
+
+    def contents(self) -> dict[str, str]:
+        """Describe what the run holds: its training images, model, pictures and scores."""
+        made_by, pictures = self.read_attribution(), len(list((self.folder / "generated").glob("*.png")))
+        return {
+            "Training images": f"{len(self.train_images):,} from {self.recipe.data.train}",
+            "Model": "trained" if self.is_trained else "not trained yet",
+            "Pictures": f"{pictures:,} generated" if pictures else "none generated yet",
+            "Scores": "none yet" if made_by is None else f"of {', '.join(made_by['method'])} for {made_by['queries']}",
+        }
+
+    def scores(self, method: str | None = None) -> "Scores":
+        """Return the scores of the last attribution, with their images; name the method if there are several.
+
+        >>> import dtrak
+        >>> dtrak.open_run("runs/digits").scores().values.shape
+        (60, 1000)
+        """
+        from dtrak.attribution.scores import Scores
+
+        made_by = self.read_attribution()
+        if made_by is None:
+            raise UsageError(f"{self.folder} has no scores yet: `dtrak attribute {self.folder}` makes them")
+        found = Scores.load(self.folder / "scores.npz", method)
+        train = self.train_images
+        if found.held is None:
+            train = train.select(train.positions(found.train_ids, "the scores"))
+        pictures = self.query_images(self.located(made_by["queries"]))
+        queries = pictures.select(pictures.positions(found.query_ids, "the scores"))
+        return replace(found, train=train, queries=queries)
+
     @classmethod
-    def create(cls, folder: str | Path, recipe: Recipe, subset: str | None = None) -> "Run":
+    def create(cls, folder: str | Path, recipe: Recipe, subset: str | None = None, check: bool = True) -> "Run":
         """Start a run, or open one whose model is trained in the same way on the same subset (a file of ids).
 
         If it is opened, the recipe replaces the stored one. Nothing is written unless the recipe's images can be read
-        and its model can be built.
+        and, with `check`, its model can be built.
         """
         if subset is not None:
             recipe = recipe.with_subset(subset)
@@ -90,8 +143,9 @@ class Run:
                 write_text(path, text)
             return cls.open(folder)
         run._check_free(ids)
-        run.check_recipe()
-        if not recipe.family.makes_new_weights:
+        if check:
+            run.check_recipe()
+        if check and not recipe.family.makes_new_weights:
             run.new_model()  # to check that the existing weights can be loaded
         if ids is not None:
             write_text(run.folder / SUBSET, ids)
@@ -176,12 +230,21 @@ class Run:
     @property
     def is_trained(self) -> bool:
         """Tell whether the model exists, and no checkpoint is damaged."""
+        if self.is_elsewhere:
+            return True
         return holds_model(self.folder / "model") and all(
             map(holds_model, (self.folder / "checkpoints").glob("step-*"))
         )
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Tell whether the model was trained elsewhere."""
+        return (self.folder / ELSEWHERE).is_file()
+
     def model(self) -> "DiffusionModel":
         """Load the trained model."""
+        if self.is_elsewhere:
+            return self._model_elsewhere()
         folder = self.folder / "model"
         if not holds_model(folder):
             problem = f"{folder} is empty or damaged" if folder.exists() else f"{self.folder} has no model yet"
@@ -190,9 +253,34 @@ class Run:
 
         return load_model(str(folder)).fitted_to(self.train_images.shape)
 
+    def _model_elsewhere(self) -> "DiffusionModel":
+        from dtrak.models import load_model
+
+        path = self.folder / ELSEWHERE
+        try:
+            place = json.loads(path.read_text(encoding="utf-8"))
+            source, lora, prompt = (place[name] for name in ("model", "lora", "prompt"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} does not name a model: {error}") from error
+        return load_model(source, lora, prompt).fitted_to(self.train_images.shape)
+
+    def checkpoint(self, name: str) -> Path:
+        """Return the folder of a checkpoint, by its name in checkpoints/, by its number of steps, or by its path."""
+        known = self.folder / "checkpoints"
+        for folder in (known / name, known / f"step-{name:0>6}", Path(name)):
+            if folder.name and holds_model(folder):
+                return folder
+        names = ", ".join(sorted(path.name for path in known.glob("step-*"))) or "none"
+        raise UsageError(f"checkpoint {name}: no model of this name; {known} holds {names}")
+
     def check_model_is_the_recipes(self, model: "DiffusionModel") -> None:
         """Refuse a run whose `model` differs from the one that its recipe makes, as retraining would make another."""
         recipe = self.recipe
+        if self.is_elsewhere:
+            raise UsageError(
+                f"the model of {self.folder} was trained elsewhere, and nobody knows how: complete the recipe that "
+                f"`dtrak recipes --from {model.source}` prints, or write a benchmark with your own training loop"
+            )
         difference = recipe.family.difference(model, recipe.model, self.train_images.shape, recipe.name)
         if difference is not None:
             name, found, wanted = difference
@@ -255,6 +343,20 @@ class Run:
                 f"{self.folder} was made with another subset than {self.recipe.data.subset or 'all images'}: "
                 "give another --out, or remove it"
             )
+
+
+def open_run(folder: str | Path) -> Run:
+    """Open the run in a folder, as `dtrak run`, `dtrak train` or `dtrak demo` made it.
+
+    >>> import dtrak
+    >>> print(dtrak.open_run("runs/digits"))
+    Run runs/digits: a small DDPM on scikit-learn's embedded 8×8 digits; the demo, a few minutes on two cores
+    training images: 1,000 from digits:train
+    model: trained
+    pictures: 60 generated
+    scores: of step-trak for generated
+    """
+    return Run.open(folder)
 
 
 def holds_model(folder: Path) -> bool:

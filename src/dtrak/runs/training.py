@@ -21,15 +21,15 @@ from torch import Tensor
 from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError
 from dtrak.features.inputs import ModelInputs, model_inputs
-from dtrak.files import alone_in, clear_leftovers, write_bytes
+from dtrak.files import alone_in, clear_leftovers, write_bytes, write_json
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel, new_model, save_model
-from dtrak.models.conditions import Condition, moved
-from dtrak.models.memory import copies_that_fit, total_memory, training_bytes
+from dtrak.models.conditions import Condition, moved, selected
+from dtrak.models.memory import copies_that_fit, recomputes, total_memory, training_bytes
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
 from dtrak.runs.recipes import Recipe, Training
-from dtrak.runs.run import STATE, Run
+from dtrak.runs.run import STATE, TIMES, Run
 
 SECONDS_BETWEEN_STATES = 20.0  # a state is saved at every checkpoint as well
 
@@ -54,7 +54,8 @@ def _train(run: Run, device: str) -> None:
     inputs = model_inputs(model, run.train_images, run.latents, mirrored=run.recipe.training.flip)
     trainer = Trainer(model, inputs, run.recipe.training)
     trainer.load(state)
-    saved = time.monotonic()
+    saved = started = time.monotonic()
+    first = trainer.step
     pass_bytes = trainer.at_once * trainer.bytes_per_image
     with reproducible(), threads_for(pass_bytes), progress_bar("train", trainer.steps, "steps") as advance:
         advance(trainer.step)
@@ -67,6 +68,9 @@ def _train(run: Run, device: str) -> None:
             if at_checkpoint or time.monotonic() - saved > SECONDS_BETWEEN_STATES:
                 trainer.save(state)
                 saved = time.monotonic()
+    if trainer.step > first:
+        seconds = (time.monotonic() - started) / (trainer.step - first)
+        write_json(run.folder / TIMES, {"steps": trainer.steps, "seconds_per_step": seconds})
     save_model(trainer.model, run.folder / "model")
 
 
@@ -90,6 +94,8 @@ class Trainer:
         self.settings = settings
         self.step = 0
         self.bytes_per_image = training_bytes(model, self.inputs.condition([0]))
+        if recomputes(model, self.bytes_per_image, total_memory(model.device)):
+            self.bytes_per_image = training_bytes(model, self.inputs.condition([0]))
         self.at_once = images_at_once(settings.batch_size, self.bytes_per_image, total_memory(model.device))
         self.steps_per_epoch = math.ceil(len(self.inputs) / settings.batch_size)
         self.steps = settings.epochs * self.steps_per_epoch
@@ -127,8 +133,7 @@ class Trainer:
         condition = self.condition(rows, random)
         for start in range(0, len(clean), self.at_once):
             part = slice(start, start + self.at_once)
-            part_condition = {name: value[part] for name, value in condition.items()}
-            loss = self.loss(clean[part], noise[part], timesteps[part], part_condition)
+            loss = self.loss(clean[part], noise[part], timesteps[part], selected(condition, part))
             if not loss.isfinite():
                 reason = f"training diverged: the loss is {loss.item()} at step {self.step}; lower learning_rate"
                 raise DtrakError(reason)
@@ -167,8 +172,8 @@ class Trainer:
 
     @cached_property
     def empty_condition(self) -> Condition:
-        """The condition of an empty prompt, each [1, …]."""
-        return {} if self.model.prompts is None else self.model.prompts.encoder([""])
+        """The condition without information, such as that of an empty prompt, each [1, …]."""
+        return {} if self.model.conditions is None else self.model.conditions.without()
 
     def save(self, path: Path) -> None:
         """Write weights, the optimiser's moments and the step, as one safetensors file."""

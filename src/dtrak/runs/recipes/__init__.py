@@ -20,7 +20,7 @@ from dtrak.runs.recipes.schema import Attribution, Evaluation, Recipe, Training
 
 SCALES = ("small",)
 MOST_PROBLEMS = 10  # that one message lists
-NOT_IN_FILES = ("projection_seed", "subsets", "output", "ddim_steps", "guidance", "latents")  # set by the run
+NOT_IN_FILES = ("projection_seed", "output", "ddim_steps", "guidance", "latents")  # set by the run
 
 __all__ = [
     "Attribution",

@@ -134,15 +134,20 @@ class Recipe(Section):
             "training.prompt_dropout": self.training.prompt_dropout,
         }
         for field, value in about_prompts.items():
-            if value and not self.family.takes_prompts:
+            if value and not self.is_conditional:
                 kind = _kind(self.model)
-                raise ValueError(f"{field} is {value}, but a {kind} has no prompts: leave it out")
+                raise ValueError(f"{field} is {value}, but this {kind} takes no prompts and no classes: leave it out")
         return self
 
     @property
     def family(self) -> ModelFamily:
         """The family that makes, saves and describes its model."""
         return family_of(self.model)
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether its pictures are drawn of a prompt or a class."""
+        return self.family.is_conditional(self.model)
 
     @property
     def timesteps(self) -> int:

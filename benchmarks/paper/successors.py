@@ -1,0 +1,72 @@
+"""Methods that were published after the paper, beside the paper's and our own; and which part of `das` does what."""
+
+from collections.abc import Callable
+
+import numpy as np
+from findings import Finding
+from study import MISSING, Array, Study
+
+from dtrak.features.inputs import model_inputs
+from dtrak.features.residuals import residuals_of
+from dtrak.features.settings import FeatureSettings
+from dtrak.kernels.damping import GRIDS
+from dtrak.kernels.preconditioner import ArrayRows
+from dtrak.kernels.ridge import decompose
+from dtrak.methods import get_method
+from dtrak.tables import Cell, Entry, Table
+
+SUCCESSORS = ("retrac", "nda", "das", "ek-fac")
+COMPARED = ("d-trak", "step-trak")
+# Whether scores are squared, times the residuals, and over 1 − leverage
+PARTS: dict[str, tuple[bool, bool, bool]] = {
+    "das": (True, True, True),
+    "without the residuals": (True, False, True),
+    "without the leverages": (True, True, False),
+    "the squared kernel alone": (True, False, False),
+    "without the square": (False, True, True),
+    "the kernel alone": (False, False, False),
+}
+
+
+def successors(study: Study) -> Finding:
+    """Each with λ by rule, and with the best λ in hindsight; then das part by part."""
+    methods = [*SUCCESSORS, *COMPARED]
+    damped = [method for method in methods if get_method(method).damped]
+    for words, damping, asked in (("damping auto", "auto", methods), ("the best λ in hindsight", "best", damped)):
+        rows: list[list[Entry]] = [
+            [method, *(_cell(study, method, kind, damping) for kind in study.query_kinds)] for method in asked
+        ]
+        yield Table(["method", *study.query_kinds], rows, f"Successors of the paper, {words}, K = 10")
+    found = study.of_copies("avg", _scores_of_parts(study), [*PARTS], timesteps=10)
+    parts: list[list[Entry]] = [[part, *(found[kind][part].cell for kind in study.query_kinds)] for part in PARTS]
+    yield Table(["scores", *study.query_kinds], parts, "das part by part, the best λ in hindsight")
+
+
+def _cell(study: Study, method: str, kind: str, damping: str) -> Cell:
+    checkpoints = study.checkpoints if method == "retrac" else {}
+    if method == "retrac" and not checkpoints:
+        return MISSING
+    return study.measure((method,), queries=kind, timesteps=10, damping=damping, **checkpoints)[method].cell
+
+
+def _scores_of_parts(study: Study) -> Callable[[dict[str, Array], list[str]], dict[str, dict[str, list[Array]]]]:
+    def scores(rows: dict[str, Array], kinds: list[str]) -> dict[str, dict[str, list[Array]]]:
+        """For each part and each kind of queries, the scores with every λ of the grid."""
+        inputs = model_inputs(study.model, study.benchmark.train)
+        residuals = residuals_of(study.model, inputs, FeatureSettings(timesteps=10), study.cache(None, timesteps=10))
+        copies = rows["train"].shape[1]
+        total = {part: {kind: [np.float32(0)] * len(GRIDS["log"]) for kind in kinds} for part in PARTS}
+        for copy in range(copies):
+            kernel = decompose(ArrayRows(np.ascontiguousarray(rows["train"][:, copy])))
+            asked = {kind: kernel.coordinates(rows[kind][:, copy]) for kind in kinds}
+            for place, one in enumerate(GRIDS["log"]):
+                damping = one.absolute(kernel)
+                left = np.clip(1 - kernel.self_influence(damping), 1e-6, None)
+                for part, (squares, has_residuals, has_leverages) in PARTS.items():
+                    factor = (residuals[:, copy] if has_residuals else 1) / (left if has_leverages else 1)
+                    for kind in kinds:
+                        changes = kernel.scores(asked[kind], damping) * factor
+                        total[part][kind][place] += (changes**2 if squares else changes).astype(np.float32) / copies
+        return total  # type: ignore[return-value]
+
+    return scores

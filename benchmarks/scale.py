@@ -1,0 +1,229 @@
+"""Time and memory of fitting, of λ by rule, of one question, and of an index, for many training images.
+
+    python benchmarks/scale.py                                          # all sizes; needs 10 GB of disk
+    python benchmarks/scale.py --rows 100000 --dim 1024 --real FOLDER   # one size
+
+Features are synthetic, with a real spectrum. FOLDER has features of every copy of real images, in a feature store such
+as RUN/features/…/train-square-copies; each row is scaled to length 1. A synthetic row is √½ of a real one, of nine
+tenths of them, and √½ of Gaussian noise with their covariance. The second objective has the same rows with a tenth of
+noise of its own. Queries are made in the same way from the other tenth of the real rows.
+
+Each step is a process of its own, so that its peak of memory is its own. Seconds are of the CPU, as other programs may
+run on the machine; those of a search are of the clock.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import resource
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from dtrak.attribution.held import Holder
+from dtrak.attribution.index import Index
+from dtrak.attribution.indexing import build_index
+from dtrak.features.store import FeatureStore, Manifest
+from dtrak.images.images import Images
+from dtrak.inputs.arrays import TrainingKernel
+from dtrak.inputs.gradients import Gradients, with_stores, without_queries
+from dtrak.inputs.settings import Settings
+from dtrak.inputs.task import Task
+from dtrak.kernels.damping import Damping
+from dtrak.methods import get_method, needed_by
+
+SIZES = ((100_000, 1024), (300_000, 1024), (1_000_000, 1024), (100_000, 4096))
+QUERIES, TOP = 40, 20
+AUTO = Damping.parse("auto")
+
+
+class Synthetic:
+    """Rows with the spectrum of real ones."""
+
+    def __init__(self, real: Path, dim: int) -> None:
+        store = FeatureStore.open(real)
+        rows = store.numpy().reshape(-1, store.dim)
+        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        values, vectors = np.linalg.eigh((rows.T @ rows / len(rows)).astype(np.float64))
+        order = np.argsort(-values)[:dim]
+        self.rows = (rows @ vectors[:, order]).astype(np.float32)
+        spectrum = values[order].clip(min=0)
+        if dim > store.dim:  # the spectrum goes on as its last half falls
+            half = np.arange(store.dim // 2, store.dim)
+            slope, level = np.polyfit(np.log(half + 1), np.log(spectrum[half].clip(min=1e-12)), 1)
+            more = np.exp(level + slope * np.log(np.arange(store.dim, dim) + 1))
+            spectrum = np.concatenate([spectrum, more])
+            self.rows = np.pad(self.rows, ((0, 0), (0, dim - store.dim)))
+        self.deviations = np.sqrt(spectrum).astype(np.float32)
+        self.real = len(self.rows) * 9 // 10
+
+    def draw(self, count: int, random: np.random.Generator, held_out: bool = False) -> NDArray[np.float32]:
+        first, last = (self.real, len(self.rows)) if held_out else (0, self.real)
+        noise = random.standard_normal((count, len(self.deviations)), dtype=np.float32) * self.deviations
+        return np.float32(math.sqrt(0.5)) * (self.rows[random.integers(first, last, count)] + noise)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", type=Path, required=True, help="a store of features of every copy of real images")
+    parser.add_argument("--rows", type=int, help="N of one size")
+    parser.add_argument("--dim", type=int, default=1024, help="k of one size")
+    parser.add_argument("--folder", type=Path, default=Path("scale"), help="where features are made, and removed")
+    parser.add_argument("--out", type=Path, default=Path("scale.json"), help="the results, to which more are added")
+    arguments = parser.parse_args()
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
+    for rows, dim in SIZES if arguments.rows is None else [(arguments.rows, arguments.dim)]:
+        results = [one for one in results if (one["N"], one["k"]) != (rows, dim)]
+        results.append(measured(arguments.real, arguments.folder / f"{rows}-{dim}", rows, dim))
+        arguments.out.write_text(json.dumps(results, indent=2))
+    show(results)
+
+
+def measured(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
+    """Run all steps for one size, and remove its files."""
+    found: dict[str, float] = {"N": rows, "k": dim}
+    try:
+        for step in (make, fit, rule, question, build, search):
+            result, seconds, peak = in_process(step, real, folder, rows, dim)
+            found |= {f"{step.__name__} s": round(seconds, 2), f"{step.__name__} MB": round(peak), **result}
+            print(found, flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def make(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
+    """Make the features of two objectives."""
+    os.fsync = lambda file: None  # they may be lost
+    synthetic, random = Synthetic(real, dim), np.random.default_rng(0)
+    stores = [
+        FeatureStore.create(folder / f"train-{objective}", manifest(objective, rows, dim))
+        for objective in ("square", "simple")
+    ]
+    for index, part in enumerate(stores[0].shards):
+        block = synthetic.draw(len(part), random)
+        own = random.standard_normal(block.shape, dtype=np.float32) * synthetic.deviations * np.float32(0.1)
+        stores[0].write(index, torch.from_numpy(block))
+        stores[1].write(index, torch.from_numpy(block + own))
+    return {}
+
+
+def manifest(objective: str, rows: int, dim: int) -> Manifest:
+    return Manifest("synthetic", "synthetic", objective, [0], 1, "shared", 0, "all", "sketch", dim, rows)
+
+
+def fit(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
+    """Check the store, fit the kernel and keep it."""
+    return {"rank": len(training(folder, rows).kernel.eigenvalues)}
+
+
+def rule(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
+    """Find λ by the rule `auto`, which fits the kernel of the other objective, and keep it."""
+    return {"damping": training(folder, rows).absolute(AUTO)}
+
+
+def question(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
+    """Score all images for one picture, and hold the strongest."""
+    kernel, asked = training(folder, rows), queries(real, dim)[:1]
+    holder = Holder(TOP, {})
+    holder.add(kernel.kernel.scores(kernel.kernel.coordinates(asked), kernel.absolute(AUTO)))
+    return {}
+
+
+def build(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
+    """Make an index."""
+    index = build_index(task(folder, rows), get_method("d-trak"), AUTO, folder / "index", ("synthetic", None, None))
+    size = sum(path.stat().st_size for path in index.folder.rglob("*") if path.is_file())
+    return {"index MB": round(size / 1e6), "numbers": index.description.numbers}
+
+
+def search(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
+    """Search in the index, and compare with exact scores."""
+    started = time.perf_counter()
+    index, asked = Index.open(folder / "index"), queries(real, dim)
+    opened = time.perf_counter() - started
+    index.nearest([asked[:1]], TOP)  # opens its files
+    taken, found = [], []
+    for query in asked:
+        started = time.perf_counter()
+        found.append(index.nearest([query[None]], TOP)[0][0])
+        taken.append(time.perf_counter() - started)
+    kernel = training(folder, rows)
+    scores = kernel.kernel.scores(kernel.kernel.coordinates(asked), kernel.absolute(AUTO))
+    best = np.argpartition(-scores, TOP, axis=1)[:, :TOP]
+    recall = np.mean(
+        [len({*mine.tolist()} & {*theirs.tolist()}) / TOP for mine, theirs in zip(found, best, strict=True)]
+    )
+    return {
+        "open s": round(opened, 2),
+        "search ms": round(1000 * float(np.median(taken)), 1),
+        "slowest ms": round(1000 * max(taken), 1),
+        "recall": round(float(recall), 4),
+    }
+
+
+def queries(real: Path, dim: int) -> NDArray[np.float32]:
+    return Synthetic(real, dim).draw(QUERIES, np.random.default_rng(1), held_out=True)
+
+
+def task(folder: Path, rows: int) -> Task:
+    """Return the task of attribution with these features. Its model and its images are only names."""
+    method, settings = get_method("d-trak"), Settings(damping="auto")
+    images = Images("synthetic", np.arange(rows), {}, (1, 8, 8), np.empty(0, dtype=np.object_), None, None)
+    model = cast(Any, SimpleNamespace(fingerprint="synthetic"))
+    asked = Task(model, images, images, settings, folder, needed_by([method], None, AUTO))
+    assert isinstance(method.source, Gradients)
+    return without_queries(with_stores(asked, method.source, folder), method.source)
+
+
+def training(folder: Path, rows: int) -> TrainingKernel:
+    (vectors,) = get_method("d-trak").source.inputs(task(folder, rows))
+    found: TrainingKernel = vectors.training
+    return found
+
+
+def in_process(step: Callable[..., Any], *arguments: Any) -> tuple[dict[str, float], float, float]:
+    """Run a step in a process of its own; return its result, its CPU seconds, and its peak of memory in MB."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        result: tuple[dict[str, float], float, float] = pool.apply(_timed, (step, *arguments))
+    return result
+
+
+def _timed(step: Callable[..., Any], *arguments: Any) -> tuple[dict[str, float], float, float]:
+    started = time.process_time()
+    found = step(*arguments)
+    return found, time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def show(results: list[dict[str, float]]) -> None:
+    """Print a table, and for each k the exponent of N that fits best."""
+    steps = ("fit", "rule", "question", "build")
+    table = Table("N", "k", *(f"{step} s" for step in steps), "search ms", "recall", "index MB", "most MB")
+    for one in results:
+        most = max(
+            value for name, value in one.items() if name.endswith(" MB") and not name.startswith(("index", "make"))
+        )
+        row = [one["N"], one["k"], *(one[f"{step} s"] for step in steps), one["search ms"], one["recall"]]
+        table.add_row(*(f"{value:,}" for value in (*row, one["index MB"], most)))
+    Console(width=140).print(table)
+    for dim in sorted({one["k"] for one in results}):
+        same = [one for one in results if one["k"] == dim]
+        if len(same) > 1:
+            sizes = np.log([one["N"] for one in same])
+            slopes = {step: np.polyfit(sizes, np.log([one[f"{step} s"] for one in same]), 1)[0] for step in steps}
+            print(f"k = {dim}, exponents of N:", ", ".join(f"{step} {slope:.2f}" for step, slope in slopes.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The explorer of the shipped run as static files: its page, the run's images, and data.json with the scores."""
+
+import json
+from base64 import b64encode
+from pathlib import Path
+
+from dtrak import explorer, report
+from dtrak.explorer.catalog import Catalog, labels
+from dtrak.explorer.responses import credit_of, described
+from dtrak.figures.thumbnails import thumbnail
+from dtrak.report.trust import trust_of, trust_words
+from dtrak.runs.run import Run
+
+PAGE, THEME = Path(explorer.__file__).parent, Path(report.__file__).parent / "theme.css"
+# What needs the model is not there.
+STYLE = "<style>#advanced, #tabs a[href^='#ask'], a[download] { display: none !important; }</style>"
+SIDE = 192
+
+
+def static_explorer(run: Run) -> dict[str, str | bytes]:
+    """Return the files of the page by their names."""
+    scores = run.scores()
+    assert scores.train is not None
+    assert scores.queries is not None
+    train, pictures = Catalog("training images", scores.train), Catalog("generated pictures", scores.queries)
+    shape = run.train_images.shape
+    method = {"name": scores.method, "summary": "", "damped": True, "self_influence": True}
+    data = {
+        "run": {
+            "name": run.folder.name,
+            "summary": run.recipe.summary,
+            "train": {"count": len(train), "labels": labels(train)},
+            "sets": [{"name": "generated", "title": pictures.title, "count": len(pictures)}],
+            "methods": [method],
+            "damping": "auto",
+            "trust": {scores.method: trust_words(run, trust_of(run), scores.method)},
+            "width": shape[2],
+            "height": shape[1],
+            "pixelated": True,
+            "version": "",
+        },
+        "train": [described(one) for one in train.entries],
+        "pictures": [described(one) for one in pictures.entries],
+        "scores": b64encode(scores.values.tobytes()).decode(),
+        "self_influence": [] if scores.self_influence is None else scores.self_influence.tolist(),
+        "credit": [{"label": credit_of(scores.one(place), "label")} for place in range(len(pictures))],
+    }
+    page = (PAGE / "page.html").read_text(encoding="utf-8")
+    page = page.replace("</head>", f'{STYLE}\n<script src="static.js"></script>\n</head>')
+    files: dict[str, str | bytes] = {
+        path.name: path.read_bytes() for path in PAGE.glob("*") if path.suffix in (".js", ".css", ".svg")
+    }
+    files |= {"index.html": page, "theme.css": THEME.read_bytes(), "data.json": json.dumps(data)}
+    files["static.js"] = (Path(__file__).parent / "static.js").read_bytes()
+    for where, catalog in (("train", train), ("generated", pictures)):
+        for one in catalog.entries:
+            for size in ("small", "large"):
+                files[f"images/{size}/{where}/{one.number}"] = thumbnail(one.images, one.position, SIDE)[0]
+    return files

@@ -1,0 +1,179 @@
+"""A benchmark for a training loop of one's own: dtrak says which images each model is trained on, and keeps its losses.
+
+    own = OwnBenchmark.begin("bench", model, train, {"validation": queries}, subsets=64)
+    for subset, seed in own.missing():
+        own.add(subset, seed, my_training(own.rows(subset), seed))
+
+The folder is that of `dtrak evaluate lds --benchmark` (see `dtrak.inputs.benchmark`). A loop that is stopped goes on
+with the models that are missing.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from dtrak.attribution.preparing import Data, Model, opened
+from dtrak.attribution.scores import Scores
+from dtrak.errors import UsageError, check_known
+from dtrak.evaluation.counterfactual import highest
+from dtrak.evaluation.jobs import read_arrays
+from dtrak.evaluation.outputs import model_outputs
+from dtrak.evaluation.retraining import as_arrays
+from dtrak.evaluation.subsets import random_subsets
+from dtrak.features.inputs import ModelInputs
+from dtrak.files import as_npy, as_npz, whole_folder, write_bytes, write_json
+from dtrak.gradients.timesteps import select_timesteps
+from dtrak.images.images import Images
+from dtrak.images.objects import images_from
+from dtrak.inputs.benchmark import QUERIES, losses_file
+from dtrak.models import DiffusionModel, save_model
+from dtrak.runs.run import versions
+
+
+@dataclass(frozen=True, eq=False)
+class OwnBenchmark:
+    """A benchmark folder that a training loop fills."""
+
+    folder: Path
+    masks: NDArray[np.bool_]  # [M, N]: which images each subset has
+    seeds: int  # trainings on each subset
+    queries: Mapping[str, Images]
+    timesteps: tuple[int, ...]
+    noises: int
+
+    @classmethod
+    def begin(
+        cls,
+        folder: str | Path,
+        model: Model,
+        train: Data,
+        queries: Mapping[str, Data],
+        *,
+        subsets: int = 64,
+        fraction: float = 0.5,
+        seeds: int = 1,
+        seed: int = 0,
+        timesteps: int | str = 100,
+        noises: int = 1,
+    ) -> "OwnBenchmark":
+        """Begin a benchmark for a model and its training images, or open one that was begun in the same way.
+
+        `queries` has sets named "validation" and "generated", or one of them. The loss of a query is L_Simple over
+        `timesteps`, with so many `noises` at each.
+        """
+        place, (found, _) = Path(folder), opened(model, None)
+        images = images_from(train, name="train")
+        asked = {name: images_from(one, name=name) for name, one in queries.items()}
+        for name in asked:
+            check_known("queries", name, list(QUERIES))
+        if not asked:
+            raise UsageError(f"queries: give images as {' or '.join(map(repr, QUERIES))}")
+        found = found.fitted_to(images.shape)
+        for one in (images, *asked.values()):
+            found.check_fits(one.shape, one.source)
+        masks = random_subsets(subsets, len(images), fraction, images.columns.get("label"), seed)
+        record = {
+            "name": place.name,
+            "made by": "one's own training loop",
+            "train": images.fingerprint,
+            "queries": {name: one.fingerprint for name, one in asked.items()},
+            "model": found.fingerprint,
+            "subsets": subsets,
+            "fraction": fraction,
+            "seeds": seeds,
+            "seed": seed,
+            "timesteps": str(timesteps),
+            "noises": noises,
+        }
+        _begin(place, record, found, {"train": images, **asked})
+        return cls(place, masks, seeds, asked, select_timesteps(timesteps, found.timesteps), noises)
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Return the subset and the seed of every model whose losses are not there yet."""
+        every = [(subset, seed) for seed in range(self.seeds) for subset in range(len(self.masks))]
+        return [one for one in every if self._losses(*one) is None]
+
+    def rows(self, subset: int) -> NDArray[np.int64]:
+        """Return the positions of the training images of a subset."""
+        return np.flatnonzero(self.masks[subset])
+
+    def add(self, subset: int, seed: int, model: Model) -> None:
+        """Keep the losses of the queries under a model that was trained on a subset from a seed.
+
+        After the last one, the benchmark is complete.
+        """
+        found = opened(model, None)[0].fitted_to(next(iter(self.queries.values())).shape)
+        outputs = {
+            f"{name}/{objective}": values
+            for name, images in self.queries.items()
+            for objective, values in model_outputs(found, images, self.timesteps, self.noises).items()
+        }
+        write_bytes(self._path(subset, seed), as_npz(outputs))
+        if not self.missing():
+            self._complete()
+
+    def _complete(self) -> None:
+        """Write the losses of all models, [M, S, Q] for each set of queries and each objective; masks come last."""
+        kept = {
+            (subset, seed): self._losses(subset, seed)
+            for seed in range(self.seeds)
+            for subset in range(len(self.masks))
+        }
+        for key in next(one for one in kept.values() if one is not None):
+            name, objective = key.split("/")
+            losses = np.empty((len(self.masks), self.seeds, len(self.queries[name])), dtype=np.float32)
+            for (subset, seed), arrays in kept.items():
+                assert arrays is not None
+                losses[subset, seed] = arrays[key]
+            write_bytes(self.folder / losses_file(name, objective), as_npy(losses))
+        write_bytes(self.folder / "masks.npy", as_npy(self.masks))
+
+    def _path(self, subset: int, seed: int) -> Path:
+        return self.folder / "jobs" / f"subset-{subset:03d}-seed-{seed}.npz"
+
+    def _losses(self, subset: int, seed: int) -> dict[str, NDArray[Any]] | None:
+        arrays = read_arrays(self._path(subset, seed))
+        wanted = {f"{name}/simple": len(images) for name, images in self.queries.items()}
+        is_whole = arrays is not None and all(arrays.get(key, np.empty(0)).shape == (n,) for key, n in wanted.items())
+        return arrays if is_whole else None
+
+
+def rows_without(scores: Scores, query: int, remove: int) -> NDArray[np.int64]:
+    """Return the positions of the training images without the `remove` highest-scoring ones of a query.
+
+    A counterfactual trains on these from the same seed, and draws the picture again.
+    """
+    return np.flatnonzero(~highest(scores.values[query : query + 1], remove)[0])
+
+
+def _begin(folder: Path, record: dict[str, Any], model: DiffusionModel, sets: Mapping[str, Images]) -> None:
+    """Write what a benchmark has at its start; refuse a folder that was begun in another way."""
+    path = folder / "benchmark.json"
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in record.items():
+            if before.get(name) != value:
+                raise UsageError(f"{folder} was begun with {name} {before.get(name)}, not {value}: give another folder")
+        return
+    _save(model, folder / "model")
+    for name, images in sets.items():
+        write_bytes(folder / f"{name}.npz", as_npz(as_arrays(ModelInputs(images))))
+    write_json(path, record | {"versions": versions()})
+
+
+def _save(model: DiffusionModel, folder: Path) -> None:
+    """Save a model that `load_model` opens; of a wrapped network of another class, save the weights."""
+    is_unet = type(model.network).__name__ == "UNet2DModel" and model.autoencoder is None
+    if is_unet or model.has_lora:
+        save_model(model, folder)
+    else:
+        with whole_folder(folder) as temporary:
+            weights = {name: value.contiguous().cpu() for name, value in model.network.state_dict().items()}
+            save_file(weights, temporary / "model.safetensors")
+            write_json(temporary / "config.json", {"_class_name": type(model.network).__name__})

@@ -1,0 +1,160 @@
+"""Figures of numbers: the LDS of methods, LDS curves, credit by group, and boxplots of counterfactual distances."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from dtrak.figures.style import (
+    COLUMN,
+    FAINT,
+    FOR,
+    INK,
+    MARKS,
+    PALE,
+    STRONG,
+    STYLE,
+    WIDTH,
+    PaperFigure,
+    simplify_frame,
+)
+from dtrak.figures.ticks import plain_value, x_tick_values
+
+if TYPE_CHECKING:
+    from dtrak.attribution.scores import Credit
+    from dtrak.report.comparisons import MethodLDS
+    from dtrak.report.curves import Curve
+
+ROW = 0.3  # inches, the height of the row of a method or a group
+
+
+def lds_bars(
+    methods: Mapping[str, "MethodLDS"], ceiling: float | None = None, perfect: float | None = None
+) -> PaperFigure:
+    """Draw the LDS of each method with the 95% interval of its bootstrap.
+
+    What perfect scores would reach is marked if it is known, or else the noise ceiling.
+    """
+    names, found = list(methods), list(methods.values())
+    with matplotlib.rc_context(STYLE):
+        figure = PaperFigure(figsize=(WIDTH, 0.65 + ROW * len(names)), layout="constrained")
+        axes = figure.subplots()
+        means = np.array([one.lds for one in found])
+        ends = np.array([[one.lds - one.low, one.high - one.lds] for one in found]).T.clip(min=0)  # [2, methods]
+        rows = np.arange(len(names))
+        axes.barh(rows, means, 0.6, color=PALE[0], edgecolor=INK, linewidth=0.6)
+        axes.errorbar(means, rows, xerr=ends, fmt="none", ecolor=INK, elinewidth=1.0, capsize=2)
+        for row, one in enumerate(found):
+            text = f"{one.lds:.1f} ± {one.std:.1f}".replace("-", "−")
+            axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", ha="left")
+        limit, name = (ceiling, "noise ceiling") if perfect is None else (perfect, "perfect scores")
+        if limit is not None:
+            axes.axvline(limit, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
+            axes.text(limit, 1.01, name, transform=axes.get_xaxis_transform(), ha="center", color=FAINT)
+        axes.axvline(0, color=INK, linewidth=0.6)
+        axes.set_yticks(rows, names)
+        axes.set_ylim(len(names) - 0.5, -0.5)  # the first method on top
+        axes.set_xlabel("LDS (%)")
+        simplify_frame(axes, "x")
+    return figure
+
+
+def lds_curve(curve: "Curve") -> PaperFigure:
+    """Draw the LDS of each method against a setting, as wide as a column of text."""
+    xs = sorted({sample.x for line in curve.lines.values() for sample in line})
+    with matplotlib.rc_context(STYLE):
+        figure = PaperFigure(figsize=(COLUMN, 2.4), layout="constrained")
+        axes = figure.subplots()
+        for index, (method, line) in enumerate(curve.lines.items()):
+            colour, mark = STRONG[index % len(STRONG)], MARKS[index % len(MARKS)]
+            x, y = [sample.x for sample in line], [sample.lds for sample in line]
+            errors = [sample.std or 0.0 for sample in line] if any(sample.std for sample in line) else None
+            axes.errorbar(x, y, errors, color=colour, marker=mark, markersize=4, linewidth=1.2, capsize=2, label=method)
+            for sample in (one for one in line if one.chosen):
+                axes.plot(sample.x, sample.lds, mark, markersize=5, mec=colour, mfc="white", mew=1.4, zorder=4)
+        if curve.ceiling is not None:
+            axes.axhline(curve.ceiling, color=FAINT, linestyle=(0, (4, 3)), linewidth=1, label="noise ceiling")
+        axes.set_xscale("log" if curve.log else "linear")
+        ticks = x_tick_values(xs, curve.log)
+        axes.set_xticks(ticks, [plain_value(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel(curve.axis)
+        axes.set_ylabel("LDS (%)")
+        simplify_frame(axes, "y")
+        axes.spines["bottom"].set_visible(True)
+        axes.tick_params(axis="x", length=3, width=0.6)
+        figure.legend(loc="outside upper left", ncols=2, frameon=False, handlelength=1.8)
+    return figure
+
+
+def credit(
+    credits: Sequence["Credit"], of_training: Mapping[Any, float] | None = None, groups: int = 12
+) -> PaperFigure:
+    """Draw the shares of the largest groups with their 95% intervals, from `Scores.credit`.
+
+    `of_training` gives the groups' shares of the training images, which are marked for comparison.
+    """
+    shown = list(credits[:groups])
+    with matplotlib.rc_context(STYLE):
+        figure = PaperFigure(figsize=(WIDTH, 0.65 + 0.75 * ROW * len(shown)), layout="constrained")
+        axes = figure.subplots()
+        rows, shares = np.arange(len(shown)), np.array([100 * one.share for one in shown])
+        ends = 100 * np.array([[one.share - one.low, one.high - one.share] for one in shown]).T.clip(min=0)
+        axes.barh(rows, shares, 0.6, color=PALE[0])
+        axes.errorbar(shares, rows, xerr=ends, fmt="none", ecolor=FOR, elinewidth=1.6)
+        for row, one in enumerate(shown):
+            axes.text(1.02, row, f"{100 * one.share:.1f}%", transform=axes.get_yaxis_transform(), va="center")
+            if of_training is not None and one.group in of_training:
+                at = 100 * of_training[one.group]
+                axes.plot([at, at], [row - 0.38, row + 0.38], color=INK, linewidth=1.4)
+        axes.set_yticks(rows, [str(one.group) for one in shown])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("share of the positive scores (%)")
+        simplify_frame(axes, "x")
+    return figure
+
+
+def boxplots(panels: Mapping[str, Mapping[str, NDArray[np.floating[Any]]]]) -> PaperFigure:
+    """Draw a panel for each label, with a box for each name, its values [Q] as points, and their median as a number.
+
+    Boxes reach from quartile to quartile, and whiskers to the farthest value within 1.5 lengths of the box from it.
+    """
+    names = list(next(iter(panels.values())))
+    with matplotlib.rc_context(STYLE):
+        figure = PaperFigure(figsize=(WIDTH, 0.75 + 0.3 * len(names)), layout="constrained")
+        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (label, by_name) in zip(grid, panels.items(), strict=True):
+            _draw_boxes(axes, [np.asarray(by_name[name], dtype=np.float64) for name in names])
+            axes.set_xlabel(label)
+        grid[0].set_yticks(range(len(names)), names)
+        grid[0].set_ylim(len(names) - 0.5, -0.5)  # the first name on top
+    return figure
+
+
+def _draw_boxes(axes: Axes, values: list[NDArray[np.float64]]) -> None:
+    line = {"color": INK, "linewidth": 0.7}
+    drawn = axes.boxplot(
+        values,
+        positions=range(len(values)),
+        orientation="horizontal",
+        widths=0.6,
+        patch_artist=True,
+        showfliers=False,
+        manage_ticks=False,
+        boxprops={"edgecolor": INK, "linewidth": 0.7},
+        whiskerprops=line,
+        capprops=line,
+        medianprops={"color": INK, "linewidth": 1.4},
+    )
+    for index, (box, of_box) in enumerate(zip(drawn["boxes"], values, strict=True)):
+        box.set_facecolor(PALE[index % len(PALE)])
+        # Multiples of the golden ratio spread neighbouring points, in the same way every time.
+        heights = index + 0.4 * (np.arange(len(of_box)) * 0.618034 % 1 - 0.5)
+        axes.scatter(of_box, heights, s=4, color=FAINT, alpha=0.6, linewidths=0, zorder=3)
+        axes.text(1.02, index, f"{np.median(of_box):.3g}", transform=axes.get_yaxis_transform(), va="center", ha="left")
+    axes.text(1.02, 1.02, "median", transform=axes.transAxes, va="bottom", ha="left", color=FAINT, fontsize=7)
+    simplify_frame(axes, "x")

@@ -1,0 +1,91 @@
+"""Make a run of a model that was trained elsewhere, so that reports, the explorer and credit work on it.
+
+The run's file model.json names the model. Its recipe names the images by paths that are valid in any working folder. It
+cannot say how the model was trained, so that the model cannot be retrained; `recipe_from` writes a recipe to complete.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from dtrak.errors import UsageError
+from dtrak.files import write_json
+from dtrak.models import DiffusionModel
+from dtrak.models.families import FAMILIES
+from dtrak.models.pipelines import full_name
+from dtrak.runs.recipes import Recipe
+from dtrak.runs.run import ELSEWHERE, Run
+from dtrak.sections import first_mistake
+
+
+def run_elsewhere(
+    folder: Path,
+    model: DiffusionModel,
+    given: tuple[str, str | None, str | None],
+    train: str,
+    size: int | None,
+) -> Run:
+    """Make the run of a model, or open it again; `given` are the model, its LoRA and its prompt, as the user typed.
+
+    `size` is that of the images, if they are resized.
+    """
+    if (folder / "recipe.yaml").exists() and not (folder / ELSEWHERE).exists():
+        raise UsageError(f"{folder} is a run of a recipe: give another --run")
+    content = {
+        "name": folder.name or "run",
+        "summary": f"{given[1] or given[0]}, trained elsewhere",
+        "data": {"train": lasting(train), "size": size},
+        "model": settings_of(model),
+        "training": {"epochs": 1},
+    }
+    try:
+        recipe = Recipe.model_validate(content)
+    except ValidationError as error:
+        raise UsageError(f"{given[0]}: no recipe can describe it: {first_mistake(error)}") from None
+    place = {"model": full_name(given[0]), "lora": given[1] and full_name(given[1]), "prompt": given[2]}
+    run = Run.create(folder, recipe, check=False)
+    write_json(folder / ELSEWHERE, place)
+    return run
+
+
+def settings_of(model: DiffusionModel) -> dict[str, Any]:
+    """Return a recipe's section `model` that describes a model."""
+    describe = getattr(FAMILIES[model.family], "settings_of", None)
+    if describe is None:
+        raise UsageError(f"{model.source}: the kind of model {model.family} cannot be described in a recipe")
+    settings: dict[str, Any] = describe(model)
+    return settings
+
+
+def lasting(source: str) -> str:
+    """Return a source of images as a name that is valid in any working folder."""
+    if os.path.exists(source):
+        return str(Path(source).resolve())
+    kind, _, rest = source.partition(":")
+    folder, _, split = rest.rpartition(":")
+    return f"{kind}:{Path(folder).resolve()}:{split}" if folder and os.path.isdir(folder) else source
+
+
+RECIPE_HEAD = """\
+# A recipe for a model like {source}. Complete the lines that end in a question mark: nobody can
+# read from a model which images it was trained on, and for how long.
+"""
+
+
+def recipe_from(model: DiffusionModel) -> str:
+    """Return the YAML of a recipe that trains such a model, with comments on what the user has to fill in."""
+    _, height, width = model.image_shape
+    size = f"  size: {height}\n" if height == width else ""
+    section = yaml.safe_dump({"model": settings_of(model)}, sort_keys=False, allow_unicode=True)
+    return (
+        RECIPE_HEAD.format(source=model.source)
+        + "name: mine\n"
+        + f"summary: like {model.source}\n"
+        + f"data:\n  train: images/  # a folder, an .npz file or hf:name:split?\n{size}"
+        + section
+        + "training:\n  epochs: 100  # of how many?\n  batch_size: 128  # in batches of how many?\n"
+        + "  learning_rate: 1.0e-4  # and how fast?\n"
+    )

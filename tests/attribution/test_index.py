@@ -1,0 +1,182 @@
+"""An index finds what exact scores find, from a run or from kept features, and knows when something has changed."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dtrak
+from commands import dtrak as command
+from dtrak.attribution import indexing, short_lists
+from dtrak.attribution.index import Index
+from dtrak.attribution.indexing import add_images, remove_images
+from dtrak.errors import DtrakError, UsageError
+from dtrak.images.images import load_images
+
+OPTIONS = ("--timesteps", "2", "--projection-dim", "96", "--parameters", "conv_out")
+
+
+@pytest.fixture(scope="module")
+def features(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a cache of features of three methods, and their scores."""
+    folder = tmp_path_factory.mktemp("index")
+    images = load_images("digits:train").first(150)
+    np.savez(folder / "train.npz", images=images.pixels(range(150)), labels=images.columns["label"])
+    shutil.copytree(finished_run / "model", folder / "model")
+    done = command(
+        "attribute", "--model", "model", "--train", "train.npz", "--queries", finished_run / "generated",
+        "--method", "d-trak,mixed-trak,step-trak", "--out", "scores.npz", "--cache", "cache", *OPTIONS, cwd=folder,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    return folder
+
+
+@pytest.fixture
+def folder(features: Path, tmp_path: Path) -> Path:
+    own = Path(shutil.copytree(features, tmp_path / "own"))
+    asked = own / "cache" / "asked.json"
+    asked.write_text(asked.read_text().replace(str(features), str(own)))
+    return own
+
+
+def made(folder: Path, *more: str) -> Index:
+    done = command("index", "--cache", "cache", "--out", "index", *more, cwd=folder)
+    assert done.code == 0, done.err
+    return Index.open(folder / "index")
+
+
+@pytest.mark.parametrize("method", ["d-trak", "mixed-trak", "step-trak"])
+@pytest.mark.parametrize("with_faiss", [True, False])
+def test_search_finds_the_strongest_with_their_exact_scores(
+    folder: Path, finished_run: Path, method: str, with_faiss: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = made(folder, "--method", method)
+    if with_faiss:
+        monkeypatch.setattr(short_lists, "LEAST", 1)
+        short_lists.code(np.load(index.folder / "images/vectors.npy"), index.folder / "images")
+        assert (index.folder / "images/vectors.faiss").exists()
+    monkeypatch.setattr("dtrak.attribution.index.SHORT_LIST", 60)  # of 150
+    exact = dtrak.Scores.load(folder / "scores.npz", method)
+    found = index.search(finished_run / "generated", top=5)
+    assert found.values.shape == (4, 5)
+    assert found.bottom() == [[]] * 4
+    for mine, theirs in zip(found.top(5), exact.top(5), strict=True):
+        assert [one.id for one in mine] == [one.id for one in theirs]
+        assert mine[0].columns == theirs[0].columns
+        np.testing.assert_allclose([one.score for one in mine], [one.score for one in theirs], rtol=2e-3)
+
+
+def test_the_command_line_writes_a_table(own_run: Path) -> None:
+    done = command("index", own_run, "--out", "index", "--method", "d-trak", cwd=own_run.parent)
+    assert done.code == 0, done.err
+    searched = ("search", "index", "--queries", own_run / "generated", "--top", "20", "--out", "top.csv")
+    done = command(*searched, cwd=own_run.parent)
+    assert done.code == 0, done.err
+    lines = list(csv.DictReader((own_run.parent / "top.csv").open()))
+    assert len(lines) == 4 * 20
+    assert {*lines[0]} >= {"query", "rank", "train", "score", "label", "method"}
+    assert command("attribute", own_run, "--method", "d-trak", "--out", "all.npz", cwd=own_run.parent).code == 0
+    exact = dtrak.Scores.load(own_run.parent / "all.npz").top(20)
+    found = [{line["train"] for line in lines[20 * q : 20 * q + 20]} for q in range(4)]
+    recall = [len(mine & {str(one.id) for one in theirs}) / 20 for mine, theirs in zip(found, exact, strict=True)]
+    assert np.mean(recall) >= 0.95
+
+
+def test_images_are_added_and_removed_with_the_same_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = made(folder, "--method", "d-trak")
+    every = load_images("digits:train")
+    new = every.select(range(200, 212))
+    np.savez(folder / "new.npz", images=new.pixels(range(12)), labels=new.columns["label"], ids=new.ids)
+    more = load_images(str(folder / "new.npz"))
+    if set(more.ids.tolist()) & set(index.ids.tolist()):
+        more = replace_ids(more)
+    index = add_images(index, more)
+    assert len(index) == 162
+    found = index.search(more.first(3), top=4)
+    assert [row[0].id for row in found.top(1)] == more.ids[:3].tolist()  # each is its own strongest proponent
+    index = remove_images(index, [more.ids[0], index.ids[7]])
+    assert len(Index.open(index.folder)) == 160
+    found = index.search(more.first(1), top=160)
+    assert found.values.shape == (1, 160)
+    assert more.ids[0] not in found.train_ids
+    assert "were added or removed" not in capsys.readouterr().err
+    remove_images(index, index.ids[20:40])
+    assert "were added or removed since: make the index again" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(UsageError, match="has no image nobody"):
+        remove_images(index, ["nobody"])
+    with pytest.raises(UsageError, match="already"):
+        add_images(index, more)
+
+
+def replace_ids(images: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(images, ids=images.ids + 10_000)
+
+
+def refused(folder: Path, *arguments: object, code: int = 2) -> str:
+    outcome = command(*arguments, cwd=folder)
+    assert outcome.code == code, outcome.err
+    return outcome.error
+
+
+def test_faults_are_one_clear_line(folder: Path) -> None:
+    made(folder, "--method", "d-trak")
+    search = ("search", "index", "--queries", "train.npz", "--out", "top.csv")
+    assert "give a run, or --cache" in refused(folder, "index", "--out", "other")
+    assert "model is not an index, and would be replaced" in refused(
+        folder, "index", "--cache", "cache", "--out", "model"
+    )
+    assert (folder / "model").is_dir()
+    assert "cannot have scores of relative-if: give trak" in refused(
+        folder, "index", "--cache", "cache", "--out", "other", "--method", "relative-if"
+    )
+    assert "not an index: it has no index.json" in refused(folder, "search", "model", *search[2:])
+    # a store that is half filled
+    shard = folder / "cache/train-square/shard-00001.safetensors"
+    content = shard.read_bytes()
+    shard.unlink()
+    message = refused(folder, "index", "--cache", "cache", "--out", "other", "--method", "d-trak")
+    assert "train-square is not complete: 1 of 5 files of features are missing" in message
+    # features that have changed, or that are gone
+    assert "missing or damaged" in refused(folder, *search, code=1)
+    shard.write_bytes((folder / "cache/train-square/shard-00000.safetensors").read_bytes())
+    assert "have changed since the index was made" in refused(folder, *search, code=1)
+    shard.write_bytes(content)
+    # another model, or other images
+    path = folder / "index/index.json"
+    description = json.loads(path.read_text())
+    path.write_text(json.dumps({**description, "fingerprint": "0"}))
+    assert "is not the model that index was made with" in refused(folder, *search)
+    path.write_text(json.dumps({**description, "segments": 3}))
+    assert "index.json is not that of an index" in refused(folder, *search, code=1)
+    arrays = dict(np.load(folder / "train.npz"))
+    np.savez(folder / "train.npz", **{name: array[:100] for name, array in arrays.items()})
+    message = refused(folder, "index", "--cache", "cache", "--out", "other", "--method", "d-trak")
+    assert "train.npz holds 100 images now, but the features in cache are of 150" in message
+    (folder / "train.npz").unlink()
+    assert "train.npz" in refused(folder, "index", "--cache", "cache", "--out", "other", "--method", "d-trak")
+    assert not (folder / "other").exists()
+
+
+def test_a_full_disk_leaves_the_old_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = made(folder, "--method", "d-trak")
+    before = (index.folder / "images/vectors.npy").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(indexing, "compressed", lambda *_: (full() for _ in range(1)))
+    monkeypatch.chdir(folder)
+    from dtrak.cli.index import _make
+    from dtrak.cli.scoring import Scoring
+
+    with pytest.raises(DtrakError, match=r"cannot write .*vectors.npy: No space left on device"):
+        _make(Scoring({}, "d-trak", folder / "cache"), None, folder / "index", "cpu")
+    assert (index.folder / "images/vectors.npy").read_bytes() == before
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    assert len(Index.open(folder / "index")) == 150

@@ -1,0 +1,190 @@
+"""The Gauss–Newton matrix in Kronecker factors, against gradients of autograd and dense matrices."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDPMScheduler
+from torch import Tensor, nn
+
+import tiny
+from dtrak import DiffusionModel
+from dtrak.features.curvature import directions_of, kept_directions
+from dtrak.features.inputs import model_inputs
+from dtrak.features.settings import FeatureSettings
+from dtrak.gradients.kronecker import Directions, OutputProbes
+from dtrak.kernels.damping import damping_of_dimension
+from dtrak.kernels.kronecker import KroneckerKernel, published_dimension
+from dtrak.kernels.preconditioner import ArrayRows
+from dtrak.noise import gaussian
+from tiny_benchmark import TRAIN
+
+STEPS = (0, 500)
+SETTINGS = FeatureSettings(timesteps=2)
+
+
+class FixedProbes:
+    """As `OutputProbes`, with the same v for a copy in both passes."""
+
+    def __init__(self, model: DiffusionModel, images: int) -> None:
+        self.v = torch.randn(images * len(STEPS), *model.shape, generator=torch.Generator().manual_seed(0))
+        self.next = 0
+
+    def __call__(self, predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
+        v = self.v[self.next : self.next + len(predicted)]
+        self.next = (self.next + len(predicted)) % len(self.v)
+        return (2 / predicted[0].numel()) ** 0.5 * (v * predicted).flatten(1).sum(1)
+
+
+class Constant(nn.Module):
+    """Layers whose inputs are the same for every copy: there a and g are independent, and Kronecker factors exact."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.second = nn.Linear(4, 64, bias=False)
+        self.scale = nn.LayerNorm(64)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        h = torch.tanh(self.first(torch.tensor([0.5, -1.0, 2.0]).expand(len(x), 3)))
+        return self.scale(self.second(h)).reshape(x.shape)
+
+
+def constant() -> DiffusionModel:
+    torch.manual_seed(3)
+    return DiffusionModel(Constant(), DDPMScheduler(), tiny.SHAPE)
+
+
+def pseudo_gradients(model: DiffusionModel, v: Tensor, parameters: str | None = None) -> np.ndarray:
+    """√(2/D) Jᵀv of every copy of the training images by autograd, [copies, d]."""
+    model.network.eval()
+    found = []
+    for number, (clean, t) in enumerate((clean, t) for clean in TRAIN.tensor(range(len(TRAIN))) for t in STEPS):
+        step, noise = torch.tensor([t]), gaussian(model.shape, 0, t, 0)
+        predicted = model.predict_target(model.add_noise(clean[None], noise[None], step), step)[0]
+        loss = (2 / predicted.numel()) ** 0.5 * (predicted * v[number]).sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters(parameters).values()))
+        found.append(torch.cat([gradient.flatten() for gradient in gradients]).double().numpy())
+    return np.array(found)
+
+
+def dense(directions: Directions) -> np.ndarray:
+    """Σ_j s_j q_j q_jᵀ, [d, d]."""
+    rotated = directions.rotated(torch.eye(len(directions.eigenvalues))).double().numpy()
+    found: np.ndarray = rotated * directions.eigenvalues.double().numpy() @ rotated.T
+    return found
+
+
+def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+
+def test_probes_have_the_gauss_newton_matrix_as_second_moment() -> None:
+    """E[∇ℓ ∇ℓᵀ] with respect to the output itself: 2/D."""
+    output = torch.zeros(4000, 1, 2, 3, requires_grad=True)
+    OutputProbes(0)(output, output.detach(), torch.ones(4000)).sum().backward()
+    assert output.grad is not None
+    moments = (output.grad.flatten(1).T @ output.grad.flatten(1) / 4000).numpy()
+    np.testing.assert_allclose(moments, 2 / 6 * np.eye(6), atol=0.05)
+
+
+def test_where_inputs_are_constant_it_is_the_dense_matrix_of_each_layer() -> None:
+    model = constant()
+    probes = FixedProbes(model, len(TRAIN))
+    found = dense(directions_of(model, model_inputs(model, TRAIN), SETTINGS, probes))
+    gradients = pseudo_gradients(model, probes.v)
+    whole = gradients.T @ gradients / len(gradients)
+    first, second, scale = (slice(0, 16), slice(16, 272), slice(272, 400))  # weight 12 and bias 4; weight; norm
+    expected = np.zeros_like(whole)
+    expected[first, first], expected[second, second] = whole[first, first], whole[second, second]
+    expected[scale, scale] = np.diag(np.diag(whole[scale, scale]))
+    assert_near(found, expected)
+
+
+def test_scores_are_those_of_the_dense_inverse() -> None:
+    model, random, damping = constant(), np.random.default_rng(0), 1e-3
+    directions = directions_of(model, model_inputs(model, TRAIN), SETTINGS)
+    train, queries = (random.normal(size=(count, 400)).astype(np.float32) for count in (70, 3))
+    train[5] = 0
+    kernel = KroneckerKernel(directions, ArrayRows(train))
+    inverse = np.linalg.inv(dense(directions) + damping * np.eye(400))
+    expected = queries @ inverse @ train.T
+    coordinates = kernel.coordinates(queries)
+    assert_near(kernel.scores(coordinates, damping), expected)
+    assert_near(kernel.scores(coordinates, damping, slice(30, 50)), expected[:, 30:50])
+    assert_near(kernel.self_influence(damping), np.diag(train @ inverse @ train.T))
+    assert_near(kernel.norms(), np.linalg.norm(train, axis=1))
+    assert_near(kernel.preconditioned_norms(damping), np.linalg.norm(train @ inverse, axis=1))
+    assert_near(kernel.train_coordinates([3, 40]), kernel.coordinates(train[[3, 40]]))
+    assert (len(kernel), kernel.images, kernel.size) == (70, 69, 400)
+    mean = float(directions.eigenvalues.double().mean())
+    assert damping_of_dimension(kernel, published_dimension(kernel)) == pytest.approx(0.1 * mean, rel=1e-4)
+
+
+def test_layers_of_a_unet_are_as_written_out() -> None:
+    """A convolution, a linear layer and a norm: covariances of inputs and output gradients, one copy at a time."""
+    model, pattern = tiny.unet(), "conv_in|time_embedding.linear_1|conv_norm_out"
+    probes = FixedProbes(model, len(TRAIN))
+    found = dense(
+        directions_of(model, model_inputs(model, TRAIN), FeatureSettings(timesteps=2, parameters=pattern), probes)
+    )
+    gradients = pseudo_gradients(model, probes.v, pattern)
+    names = {name: value.numel() for name, value in model.parameters(pattern).items()}
+    ends = np.cumsum([0, *names.values()])
+    places = {name: np.arange(ends[i], ends[i + 1]) for i, name in enumerate(names)}
+    expected = np.diag((gradients**2).mean(0))
+    for path, kind in (("conv_in", "conv"), ("time_embedding.linear_1", "linear")):
+        inputs, outputs = covariances(model, path, kind, probes.v)
+        left, right = np.linalg.eigh(outputs)[1], np.linalg.eigh(inputs)[1]
+        weight, bias = places[f"{path}.weight"], places[f"{path}.bias"]
+        columns = np.concatenate([weight.reshape(len(bias), -1), bias[:, None]], 1).ravel()
+        both = np.kron(left, right)
+        expected[np.ix_(columns, columns)] = both * ((gradients[:, columns] @ both) ** 2).mean(0) @ both.T
+    assert_near(found, expected)
+
+
+def covariances(model: DiffusionModel, path: str, kind: str, v: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Σ ā āᵀ and Σ g gᵀ over copies and positions, with ā = (a, 1)."""
+    layer, seen = model.network.get_submodule(path), []
+    handle = layer.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
+    inputs, outputs = 0.0, 0.0
+    model.network.eval()
+    for number, (clean, t) in enumerate((clean, t) for clean in TRAIN.tensor(range(len(TRAIN))) for t in STEPS):
+        seen.clear()
+        step, noise = torch.tensor([t]), gaussian(model.shape, 0, t, 0)
+        predicted = model.predict_target(model.add_noise(clean[None], noise[None], step), step)[0]
+        (a, output), loss = seen[0], (2 / predicted.numel()) ** 0.5 * (predicted * v[number]).sum()
+        g = torch.autograd.grad(loss, output)[0].double()
+        a = a.detach().double()
+        if kind == "conv":
+            padded = nn.functional.pad(a, (1, 1, 1, 1))[0]
+            a = torch.stack([padded[:, i : i + 3, j : j + 3].flatten() for i in range(8) for j in range(8)])
+            g = g[0].flatten(1).T
+        a = torch.cat([a, torch.ones(len(a), 1, dtype=a.dtype)], 1)
+        inputs, outputs = inputs + (a.T @ a).numpy(), outputs + (g.T @ g).numpy()
+    handle.remove()
+    return inputs, outputs  # type: ignore[return-value]
+
+
+def test_networks_that_hooks_cannot_follow_have_their_diagonal() -> None:
+    model = tiny.hidden()
+    probes = FixedProbes(model, len(TRAIN))
+    directions = directions_of(model, model_inputs(model, TRAIN), SETTINGS, probes)
+    assert not directions.blocks
+    gradients = pseudo_gradients(model, probes.v)
+    assert_near(directions.eigenvalues.numpy(), (gradients**2).mean(0))
+
+
+def test_directions_are_kept_for_the_same_question_alone(tmp_path: Path) -> None:
+    model = tiny.unet()
+    inputs = model_inputs(model, TRAIN.select(range(3)))
+    for settings in (
+        FeatureSettings(timesteps=1, parameters="conv_in"),
+        FeatureSettings(timesteps=1, seed=1, parameters="conv_in"),
+    ):
+        first, again = (kept_directions(model, inputs, settings, tmp_path) for _ in range(2))
+        torch.testing.assert_close(first.eigenvalues, again.eigenvalues)
+        fresh = directions_of(model, inputs, settings)
+        torch.testing.assert_close(torch.from_numpy(dense(first)), torch.from_numpy(dense(fresh)))
+    assert len(list(tmp_path.glob("directions-*.safetensors"))) == 2
