@@ -39,7 +39,7 @@ def artists(run: Run, path: Path) -> None:
         ax.spines[:].set_visible(False)
     axes[0, 0].set_title("trained on", loc="left", fontsize=10)
     axes[0, SHOWN + 1].set_title("drawn by the LoRA for “a … by the artist”", loc="left", fontsize=10)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
+    figure.savefig(path, dpi=80, bbox_inches="tight")
 
 
 def credit(measured: dict[str, Any], path: Path) -> None:
