@@ -41,7 +41,11 @@ class FeatureSettings:
     ] = "shared"
     projection: Annotated[
         str | None,
-        Option("KIND", "factored, sketch, dense, dense-rademacher or identity.", "factored for methods of every copy, else sketch"),
+        Option(
+            "KIND",
+            "factored, sketch, dense, dense-rademacher or identity.",
+            "factored for methods of every copy, else sketch",
+        ),
     ] = None
     projection_dim: Annotated[int, Option("N", "How many numbers are kept for each image, or for each copy.")] = 4096
     parameters: Annotated[
