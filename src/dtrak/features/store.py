@@ -9,6 +9,7 @@ and nobody reads a half-written file.
 import hashlib
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -111,6 +112,7 @@ class FeatureStore:
         self.folder = folder
         self.manifest = manifest
         self._checks = Checks(folder)
+        self._readable: set[int] = set()  # shards that were found intact before, of which single rows may be read
         self._intact: dict[int, tuple[str, list[int]]] = {}  # checksums and rows of zeros, of this process
 
     @classmethod
@@ -187,12 +189,17 @@ class FeatureStore:
     def _row(self, index: int, row: int) -> Tensor:
         """Return one row of a shard. A safetensors file begins with the length of its header; its tensor is behind."""
         path, dtype = self._path(index), DTYPES[self.manifest.dtype]
-        if self._checks.of(index, path) is None:
-            return self._read_whole(index, slice(row, row + 1))[0]
+        if index not in self._readable:
+            if self._checks.of(index, path) is None:
+                return self._read_whole(index, slice(row, row + 1))[0]
+            self._readable.add(index)
         size = math.prod(self.manifest.shape) * dtype.itemsize
-        with open(path, "rb", buffering=0) as file:
-            file.seek(8 + int.from_bytes(file.read(8), "little") + row * size)
-            content = bytearray(file.read(size))
+        file = os.open(path, os.O_RDONLY)
+        try:
+            start = 8 + int.from_bytes(os.pread(file, 8, 0), "little")
+            content = bytearray(os.pread(file, size, start + row * size))
+        finally:
+            os.close(file)
         return torch.frombuffer(content, dtype=dtype).reshape(self.manifest.shape).float()
 
     def numpy(self) -> Any:
