@@ -4,7 +4,7 @@
 
 The folder `base` is a pipeline in the layout of diffusers, for pictures of 32×32 pixels and latents of 8×8. Its parts
 are trained one after the other, and a part that exists is not trained again. The U-Net is trained with dtrak's own
-trainer, which continues after a kill. All of it takes about 25 minutes on one core.
+trainer, which continues after a kill. All of it takes about half an hour on one core.
 """
 
 import argparse
