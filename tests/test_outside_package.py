@@ -83,5 +83,5 @@ def test_an_objective_and_an_engine_are_known_by_name(run: Path, package: Path, 
 
 def test_they_are_listed_beside_the_others(package: Path, command: Command) -> None:
     listed = dtrak_fresh("methods", cwd=package, PYTHONPATH=str(package))
-    assert re.search(r"^twice +trak, twice", listed.out, re.MULTILINE)
+    assert re.search(r"^ *twice +trak, twice", listed.out, re.MULTILINE)
     assert "choose from process, pool, ray, backwards" in command("serve", "run", "--engine", "sideways").error

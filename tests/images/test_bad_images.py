@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from commands import dtrak
+from dtrak import ready_run
 from dtrak.errors import DtrakError
 from dtrak.images.images import load_images, read_ids
 from pictures_on_disk import everything, noise, refused, save_image, save_npz
@@ -185,7 +186,8 @@ def test_metadata_that_is_only_unusual(tmp_path: Path) -> None:
 def test_odd_metadata_at_the_command_line(tmp_path: Path) -> None:
     save_image(tmp_path / "set" / "a.png", noise(8, 8))
     (tmp_path / "set" / "metadata.jsonl").write_text("null\n")
-    words = ("attribute", "--model", "x", "--train", "set", "--queries", "set", "--out", "s.npz")
+    model = ready_run(tmp_path / "run").folder / "model"
+    words = ("attribute", "--model", model, "--train", "set", "--queries", "set", "--out", "s.npz")
     outcome = dtrak(*words, cwd=tmp_path)
     assert outcome.code == 2
     assert outcome.error.startswith("cannot read set/metadata.jsonl: line 1 is not a JSON object")

@@ -22,7 +22,7 @@ def test_the_call_has_every_setting_by_name_type_and_default() -> None:
     }
     assert {name: one.default for name, one in parameters.items()} == asdict(Settings())
     hints = get_type_hints(Settings)
-    given_as_object = {"objective", "projection", "encoder"}  # a function as well as a name
+    given_as_object = {"objective", "parameters", "projection", "encoder"}  # a function as well as a name
     for one in fields(Settings):
         wanted = hints[one.name]
         if one.name not in given_as_object:

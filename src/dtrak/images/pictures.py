@@ -63,7 +63,7 @@ def common_shape(
         if mode in ("I", "F"):
             raise UsageError(f"{picture.name} has 32 bits per pixel: convert it to 8 or 16")
         if channels == 1 and mode not in GREY_MODES:
-            raise UsageError(f"{picture.name} is in colour, but the images must be grey")
+            raise UsageError(f"{picture.name} is in colour, but the images must be grey: give grey images")
         if crop is not None and min(width, height) < crop:
             raise UsageError(f"{picture.name} is {width}x{height} pixels, too small for a crop of {crop}")
         if size is None and crop is None and (width, height) != first_size:
