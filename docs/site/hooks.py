@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made here."""
-    made: dict[str, str | bytes] = {"changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), **live()}
+    made: dict[str, str | bytes] = {"changelog.md": changes(), **live()}
     for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         made[f"notebooks/{notebook.stem}.md"] = page_of(notebook)
     for name, content in made.items():
@@ -25,6 +25,11 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links to files of the repository outside docs/ have no page on the site: they stay as text."""
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", markdown)
+
+
+def changes() -> str:
+    """Return the changelog with its links as they are from the site."""
+    return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
 
 
 def live() -> dict[str, str | bytes]:

@@ -15,7 +15,7 @@ By = Annotated[
     typer.Option(
         metavar="COLUMN",
         help="The column of the training images whose values share the credit: artist; or some of its values: "
-        "artist=Claude,Vincent.",
+        "artist=Monet,Hokusai.",
     ),
 ]
 OneMethod = Annotated[
