@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.main import get_command
 
-from commands import dtrak, dtrak_started
+from commands import dtrak, dtrak_fresh, dtrak_started
 from dtrak.cli.commands import app
 from dtrak.cli.help import GROUPS, RARE
 from dtrak.report.card import card_of_run
@@ -137,6 +137,6 @@ def test_the_shipped_run_replaces_nothing(tmp_path: Path) -> None:
 
 
 def test_completion_is_offered(tmp_path: Path) -> None:
-    outcome = dtrak("--show-completion", "bash", cwd=tmp_path)
+    outcome = dtrak_fresh(cwd=tmp_path, _DTRAK_COMPLETE="source_bash")  # --show-completion needs a shell around it
     assert outcome.code == 0, outcome.err
     assert "_DTRAK_COMPLETE=complete_bash" in outcome.out
