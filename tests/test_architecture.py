@@ -1,6 +1,8 @@
 """The rooms of the package: each may know those that come before it, and no other; nothing imports in a circle."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -91,3 +93,9 @@ def test_files_stay_short() -> None:
         module: lines for module, path in MODULES.items() if (lines := len(path.read_text().splitlines())) > MOST_LINES
     }
     assert not long
+
+
+def test_the_list_of_methods_needs_no_models() -> None:
+    """The import of diffusers takes seconds, and wrong names are refused before it."""
+    code = "import sys, dtrak.methods; sys.exit('diffusers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

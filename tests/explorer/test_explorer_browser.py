@@ -265,7 +265,7 @@ def test_narrow_windows_are_wide_enough(page: Page, server: Server, scheme: str)
         assert page.evaluate("document.documentElement.scrollWidth") <= NARROW, place
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", SCREENS)
 def test_axe_has_nothing_to_say(page: Page, server: Server, place: str, scheme: str) -> None:
     from browser import assert_accessible  # which pytest has to load first

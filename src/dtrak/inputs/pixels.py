@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtrak.gradients.featurizer import Copies
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.inputs.arrays import Counts, NoisedQueries, Vectors
 from dtrak.inputs.task import Source, Task
@@ -65,11 +64,13 @@ class NoisedPixels(Source):
     cost: str = "K comparisons of all patches of two images"
 
     def inputs(self, task: Task) -> Iterator[NoisedQueries]:
+        from dtrak.gradients.featurizer import Copies
+
         settings, model, queries = task.settings, task.model, task.query_inputs
         steps = select_timesteps(settings.timesteps, model.timesteps, middles=True)
         copies = Copies(steps, settings.draws, settings.noise, settings.seed, queries.fingerprint)
-        images = queries.ids.tolist() if copies.noise == "per-image" else [None]
-        noises = torch.stack([copies.noises(model.shape, image) for image in images], 1)  # [copies, Q or 1, …]
+        images = [None] if copies.noise == "shared" else queries.ids.tolist()
+        noises = torch.stack([copies.noises(model.shape, one, row) for row, one in enumerate(images)], 1)
         t, one = torch.tensor([timestep for timestep, _ in copies.pairs()]), torch.ones(len(noises), 1, 1, 1)
         signal, sigma = model.add_noise(one, 0 * one, t), model.add_noise(0 * one, one, t)
         noised = signal[:, None] * queries.tensor(range(len(queries))) + sigma[:, None] * noises
