@@ -100,7 +100,7 @@ export function matches(kind, title, where, items, strongest, none) {
 }
 
 // Show each group's share of the positive scores; the vertical mark is its share of the training images.
-// The dark line is the 95% interval. `prompt` is what the picture was scored with, if the model takes prompts.
+// The thin line is the 95% interval. `prompt` is what the picture was scored with, if the model takes prompts.
 export function credit(column, groups, prompt) {
   const end = Math.max(...groups.map((one) => Math.max(one.share, one.of_training, ...(one.interval ?? [])))) || 1;
   const percent = (share) => `${(100 * share).toFixed(1)}%`;
@@ -123,7 +123,7 @@ export function credit(column, groups, prompt) {
   });
   return element("section", { class: "credit" },
     element("h3", {}, `Credit by ${column}`),
-    element("p", { class: "quiet" }, `Each ${column}’s share of all positive scores. The dark line is the 95% interval if each ${column} had shown other images, the vertical mark its share of the training images.`),
+    element("p", { class: "quiet" }, `Each ${column}’s share of all positive scores. The thin line is the 95% interval if each ${column} had shown other images, the vertical mark its share of the training images.`),
     ...(prompt === undefined ? [] : [element("p", { class: "quiet asked" }, `Scored with ${prompt ? `the prompt “${prompt}”` : "the empty prompt"}. Credit follows the prompt as well as the picture.`)]),
     element("table", {},
       element("thead", { class: "unseen" }, element("tr", {}, ...[column, "chart", "share", "95% interval"].map((text) => element("th", { scope: "col" }, text)))),
