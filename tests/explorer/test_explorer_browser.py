@@ -255,7 +255,7 @@ def test_credit_is_shown_for_a_picture(page: Page, server: Server) -> None:
     assert shares == sorted(shares, reverse=True)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_narrow_windows_are_wide_enough(page: Page, server: Server, scheme: str) -> None:
     page.set_viewport_size({"width": NARROW, "height": 800})
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]

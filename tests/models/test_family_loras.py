@@ -195,7 +195,7 @@ def test_half_precision(folders: Callable[[str], Path], paintings: Images, tmp_p
         load_model(str(base), precision="int3")
 
 
-@pytest.mark.parametrize("kind", ["stable-diffusion-xl", "flux"])
+@pytest.mark.parametrize("kind", ["stable-diffusion-xl", pytest.param("flux", marks=pytest.mark.slow)])
 def test_activations_are_computed_again_where_memory_is_short(
     kind: str, folders: Callable[[str], Path], paintings: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,7 +245,7 @@ def test_the_numbers_stand_behind_each_curve(full: Page) -> None:
     expect(full.get_by_role("img", name="LDS against K")).to_be_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_words_stand_out_from_the_paper_by_day_and_night(full: Page, scheme: Any) -> None:
     full.emulate_media(color_scheme=scheme)
     for selector in ("h1", ".summary", ".score", ".about span", "dt", ".range", "nav a"):
@@ -290,6 +290,7 @@ def test_print_has_pictures_and_no_controls(full: Page) -> None:
     assert full.pdf(format="A4").startswith(b"%PDF")
 
 
+@pytest.mark.slow
 def test_thousands_of_images_stay_small_and_quick(page: Page, tmp_path: Path) -> None:
     recipe, queries = gallery(tmp_path / "gallery", 2000, 200)
     methods = ("trak", "d-trak", "gradient-dot", "relative-if", "random")
@@ -326,7 +327,7 @@ def test_thousands_of_images_stay_small_and_quick(page: Page, tmp_path: Path) ->
     assert sum(said) == pytest.approx(100, abs=0.2)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_axe_has_nothing_to_say(full: Page, scheme: Any) -> None:
     from browser import assert_accessible  # which pytest has to load first
 
