@@ -286,3 +286,8 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def full_name(source: str) -> str:
+    """Return a path as one that is valid in any working folder; other names, such as hub ids, as they are."""
+    return str(Path(source).resolve()) if os.path.exists(source) else source

@@ -1,7 +1,6 @@
 """Remember beside kept features what was asked with them, so that an index can be made from their folder alone."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dtrak.errors import DtrakError, UsageError
-from dtrak.files import write_json
+from dtrak.files import full_name, write_json
+from dtrak.images.sources import full_source
 from dtrak.inputs.settings import Settings
 from dtrak.sections import first_mistake
 
@@ -46,11 +46,11 @@ def remember(
     """Write asked.json into a folder of features."""
     source, lora, prompt = model
     found = Asked(
-        _anywhere(source),
-        _anywhere(train),
+        full_name(source),
+        full_source(train),
         list(methods),
-        {name: str(one) if isinstance(one, Path) else one for name, one in asdict(settings).items()},
-        None if lora is None else _anywhere(lora),
+        settings.plain(),
+        None if lora is None else full_name(lora),
         prompt,
         size,
     )
@@ -71,8 +71,3 @@ def remembered(folder: Path) -> Asked:
         raise DtrakError(f"{path} does not say what was asked: {first_mistake(error)}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DtrakError(f"{path} does not say what was asked: {error}") from None
-
-
-def _anywhere(source: str) -> str:
-    """Return a path as one that is valid in any working folder; other names as they are."""
-    return str(Path(source).resolve()) if os.path.exists(source) else source

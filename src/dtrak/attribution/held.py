@@ -152,5 +152,10 @@ def held_of(arrays: Mapping[str, NDArray[Any]], methods: int, shape: tuple[int, 
 def _check(name: str, array: NDArray[Any], kinds: str, shape: tuple[int, ...]) -> None:
     """Refuse an array of another kind or shape; axes of length one may be missing in front."""
     shapes = [shape[first:] for first in range(len(shape)) if all(length == 1 for length in shape[:first])]
+    check_array(name, array, kinds, shapes)
+
+
+def check_array(name: str, array: NDArray[Any], kinds: str, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise a ValueError if an array is empty, or has none of these kinds or none of these shapes."""
     if array.dtype.kind not in kinds or array.shape not in shapes or array.size == 0:
         raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, which does not fit the other arrays")

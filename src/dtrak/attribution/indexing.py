@@ -56,7 +56,6 @@ def build_index(
             write_bytes(new / f"matrix-{number}.npy", as_npy(matrix))
         _write_segment(new / FIRST, task.train, [one.train for one in inputs], matrices)
         segment = Segment(FIRST, str(task.folder.resolve()), digests, len(task.train))
-        settings = {name: str(one) if isinstance(one, Path) else one for name, one in asdict(task.settings).items()}
         description = Description(
             method=method.name,
             dampings=[part.damping for part in parts],
@@ -65,7 +64,7 @@ def build_index(
             lora=model[1],
             prompt=model[2],
             fingerprint=task.model.fingerprint,
-            settings=settings,
+            settings=task.settings.plain(),
             segments=[segment],
         )
         write_json(new / FILE, asdict(description))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.attribution.held import held_of
+from dtrak.attribution.held import check_array, held_of
 from dtrak.attribution.score_tables import COLUMN
 from dtrak.attribution.used_damping import UsedDamping
 
@@ -39,8 +39,7 @@ def _of_all(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Fields]:
         **{name: (column, "biufcSUmM", [(train,)]) for name, column in columns.items()},
     }
     for name, (array, kinds, right) in wanted.items():
-        if array.dtype.kind not in kinds or array.shape not in right or array.size == 0:
-            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, which does not fit the other arrays")
+        check_array(name, array, kinds, right)
     plain = {name.removeprefix(COLUMN): column for name, column in columns.items()}
     on_itself = [None if np.isnan(row).all() else row for row in itself.reshape(count, train)]
     used = _used(dampings, rules)
@@ -61,9 +60,7 @@ def _of_strongest(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Fields]:
     shapes: list[tuple[int, ...]] = [(queries, width)] * (count == 1) + [(count, queries, width)]
     kinds = {"values": "f", "train_ids": "iuU", **dict.fromkeys(columns, "biufcSUmM")}
     for name, kind in kinds.items():
-        array = _array(arrays, name)
-        if array.dtype.kind not in kind or array.shape not in shapes or array.size == 0:
-            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, which does not fit the other arrays")
+        check_array(name, _array(arrays, name), kind, shapes)
     if query_ids.dtype.kind not in "iuU" or query_ids.ndim != 1 or methods.dtype.kind != "U" or methods.ndim != 1:
         raise ValueError("query_ids and methods do not fit the other arrays")
     of_each = {name: _array(arrays, name).reshape(count, queries, width) for name in kinds}

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import UsageError, check_known
+from dtrak.files import full_name
 from dtrak.images.metadata import LARGEST_INT64, METADATA_FILES, column_of, metadata_columns, table_rows
 from dtrak.images.pictures import Picture, file_errors, regular
 from dtrak.images.selection import Selection, chosen_rows
@@ -335,3 +336,11 @@ def widened(array: NDArray[Any], what: str) -> NDArray[Any]:
 def described(array: NDArray[Any] | None) -> str:
     """Describe an array by its type and shape, for an error message."""
     return "no plain array (it would need pickle)" if array is None else f"{array.dtype} {list(array.shape)}"
+
+
+def full_source(source: str) -> str:
+    """Return a source of images as a name that is valid in any working folder."""
+    kind, _, rest = source.partition(":")
+    folder, _, split = rest.rpartition(":")
+    in_folder = os.path.isdir(folder) and not os.path.exists(source)
+    return f"{kind}:{full_name(folder)}:{split}" if in_folder else full_name(source)

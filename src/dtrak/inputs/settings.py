@@ -4,9 +4,9 @@ A recipe's section `attribution` has these fields. Commands have an option for e
 `dtrak.attribute` has them in its signature.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from dtrak.errors import UsageError, check_known
 from dtrak.features.settings import DEFAULT_ENCODER, FeatureSettings, Option
@@ -74,6 +74,10 @@ class Settings(FeatureSettings):
         for name in ("checkpoint_count", "ensemble_size", "retrained_count"):
             if (value := getattr(self, name)) is not None or name != "retrained_count":
                 check_number(name, value)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings by name, with paths as text, as a JSON file holds them."""
+        return {name: str(one) if isinstance(one, Path) else one for name, one in asdict(self).items()}
 
     @property
     def features(self) -> FeatureSettings:

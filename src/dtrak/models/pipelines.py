@@ -137,11 +137,6 @@ def whole_weights(kind: Any, folder: Path, source: str, precision: torch.dtype =
     return network
 
 
-def full_name(base: str) -> str:
-    """Return a name of the pipeline that is valid in any working folder."""
-    return str(Path(base).resolve()) if os.path.exists(base) else base
-
-
 def refuse_pipeline(source: str, kind: str | None, supported: Sequence[str]) -> NoReturn:
     """Refuse a pipeline of another class: its parts would be put together wrongly."""
     raise UsageError(

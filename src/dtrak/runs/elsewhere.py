@@ -4,7 +4,6 @@ The run's file model.json names the model. Its recipe names the images by paths 
 cannot say how the model was trained, so that the model cannot be retrained; `recipe_from` writes a recipe to complete.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import yaml
 from pydantic import ValidationError
 
 from dtrak.errors import UsageError
-from dtrak.files import write_json
+from dtrak.files import full_name, write_json
+from dtrak.images.sources import full_source
 from dtrak.models import DiffusionModel
 from dtrak.models.families import FAMILIES
-from dtrak.models.pipelines import full_name
 from dtrak.runs.recipes import Recipe
 from dtrak.runs.run import ELSEWHERE, Run
 from dtrak.sections import first_mistake
@@ -37,7 +36,7 @@ def run_elsewhere(
     content = {
         "name": folder.name or "run",
         "summary": f"{given[1] or given[0]}, trained elsewhere",
-        "data": {"train": lasting(train), "size": size},
+        "data": {"train": full_source(train), "size": size},
         "model": settings_of(model),
         "training": {"epochs": 1},
     }
@@ -63,15 +62,6 @@ def settings_of(model: DiffusionModel) -> dict[str, Any]:
         raise UsageError(f"{model.source}: the kind of model {model.family} cannot be described in a recipe")
     settings: dict[str, Any] = describe(model)
     return settings
-
-
-def lasting(source: str) -> str:
-    """Return a source of images as a name that is valid in any working folder."""
-    if os.path.exists(source):
-        return str(Path(source).resolve())
-    kind, _, rest = source.partition(":")
-    folder, _, split = rest.rpartition(":")
-    return f"{kind}:{Path(folder).resolve()}:{split}" if folder and os.path.isdir(folder) else source
 
 
 RECIPE_HEAD = """\

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtrak.errors import UsageError
+from dtrak.files import full_name
 from dtrak.models.families.family import Difference
 from dtrak.models.settings import PipelineSettings, Shape
 from dtrak.sections import Section, first_difference
@@ -165,7 +166,7 @@ class PipelineFamily:
 
     def new(self, settings: PipelineSettings, shape: Shape, source: str) -> "DiffusionModel":
         from dtrak.models.loras import add_lora
-        from dtrak.models.pipelines import full_name, local_folder
+        from dtrak.models.pipelines import local_folder
 
         base = settings.base
         folder = local_folder(base, lambda found: self.check(found, base))
@@ -227,7 +228,6 @@ class PipelineFamily:
         self, model: "DiffusionModel", settings: PipelineSettings, shape: Shape, recipe: str
     ) -> Difference | None:
         from dtrak.models.loras import lora_settings, new_lora_settings
-        from dtrak.models.pipelines import full_name
 
         if model.family != self.kind or not model.has_lora:
             return "the kind", f"{model.family}{_with_lora(model.has_lora)}", f"{self.kind}{_with_lora(True)}"
@@ -241,8 +241,6 @@ class PipelineFamily:
         return first_difference(found, wanted)
 
     def settings_of(self, model: "DiffusionModel") -> dict[str, Any]:
-        from dtrak.models.pipelines import full_name
-
         made: dict[str, Any] = {"kind": self.kind, "base": full_name(model.base or model.source)}
         if model.has_lora:
             from dtrak.models.loras import ADAPTER
