@@ -31,8 +31,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+from cells import markdown, show, times
 
 # torch is imported by the processes that measure alone: the peak of a process starts from that of its parent.
 if TYPE_CHECKING:
@@ -319,10 +318,6 @@ def comparison_table(title: str, results: list[Result]) -> tuple[str, list[list[
     return title, cells
 
 
-def times(ratio: float) -> str:
-    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
-
-
 def scaling_table(threads: int, most: int | None) -> tuple[str, list[list[str]]]:
     cells = [["images", "seconds", "ms per image", "peak memory, MB"]]
     for count in (count for count in SCALES if most is None or count <= most):
@@ -352,20 +347,6 @@ def heading(args: argparse.Namespace) -> list[str]:
         f"K = {K} timesteps, objective `square`, float32. Memory: the peak beyond the loaded model."
         + turns * (not args.scaling),
     ]
-
-
-def show(title: str, cells: list[list[str]]) -> None:
-    table = Table(title=title, title_justify="left")
-    for name in cells[0]:
-        table.add_column(name, justify="left" if name in ("", "note") else "right")
-    for row in cells[1:]:
-        table.add_row(*row)
-    Console().print(table)
-
-
-def markdown(title: str, cells: list[list[str]]) -> str:
-    align = [":--" if name in ("", "note") else "--:" for name in cells[0]]
-    return "\n".join([f"## {title}", "", *(f"| {' | '.join(row)} |" for row in (cells[0], align, *cells[1:]))])
 
 
 def parse() -> argparse.Namespace:
