@@ -119,7 +119,7 @@ def loss_gap(study: Study) -> tuple[float, float]:
 
     The mean over ten timesteps with four noises each, of every image its own.
     """
-    steps = select_timesteps(10, study.model.timesteps, middles=True)
+    steps = select_timesteps("middle:10", study.model.timesteps)
     sets = [study.benchmark.train.first(IMAGES_OF_GAP), study.benchmark.queries("validation")]
     train, held_out = (_losses(study, images, steps) for images in sets)  # [images, timesteps]
     scale = train.mean(0)
@@ -149,7 +149,7 @@ def shared_direction(study: Study, objective: str) -> float:
     """‖mean_n u_n‖² ÷ mean_n ‖u_n‖² over training images, the mean over ten copies: 1 if u is the same for all."""
     model, images = study.model, study.benchmark.train.first(IMAGES_OF_U)
     clean = images.tensor(range(len(images))).to(model.device)
-    drawn = Copies(select_timesteps(10, model.timesteps, middles=True))
+    drawn = Copies(select_timesteps("middle:10", model.timesteps))
     found = []
     for timestep, noise in zip(drawn.timesteps, drawn.noises(model.shape), strict=True):
         steps = torch.full((len(clean),), timestep, device=model.device)

@@ -230,12 +230,9 @@ def digits() -> Images:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "length"),
-    [({}, "apart", "unit"), ({"length": "own"}, "apart", "own"), ({"copies": "averaged"}, "averaged", "unit")],
+    "given", [{}, {"length": "own"}, {"copies": "averaged"}, {"sharpening": "none"}, {"objective": "square"}], ids=str
 )
-def test_step_trak_is_the_formula_over_both_objectives(
-    given: dict[str, Any], kind: str, length: Length, digits: Images, tmp_path: Path
-) -> None:
+def test_step_trak_is_the_formula(given: dict[str, Any], digits: Images, tmp_path: Path) -> None:
     model = tiny.unet()
     queries = digits.select([1, 5])
     scores = dtrak.attribute(
@@ -253,15 +250,22 @@ def test_step_trak_is_the_formula_over_both_objectives(
         np.concatenate([FeatureStore.open(path).numpy() for path in sorted(tmp_path.glob(f"{name}-*-copies"))], 1)
         for name in ("train", "queries-*")
     ]
-    assert rows[0].shape == (40, 4, FeatureStore.open(next(tmp_path.glob("train-*"))).dim)
-    if length == "unit":
+    assert rows[0].shape == (40, 2, FeatureStore.open(next(tmp_path.glob("train-*"))).dim)
+    if given.get("length") != "own":
         rows = [one / np.linalg.norm(one, axis=2, keepdims=True) for one in rows]
     train, asked = (one.astype(np.float64) for one in rows)
     gram = np.einsum("nck,ncl->kl", train, train) + 0.2 * np.eye(train.shape[2])
-    if kind == "averaged":
+    if "copies" in given:
         train, asked = train.mean(1, keepdims=True), asked.mean(1, keepdims=True)
-    expected = np.einsum("qck,kl,ncl->qn", asked, np.linalg.inv(gram), train)
+    inverse = np.linalg.inv(gram)
+    expected, own = (
+        np.einsum("qck,kl,ncl->qn", asked, inverse, train),
+        np.einsum("nck,kl,ncl->n", train, inverse, train),
+    )
+    if "sharpening" not in given:
+        expected, own = np.sign(expected) * expected**2, own**2
     np.testing.assert_allclose(scores.values, expected, rtol=5e-3, atol=1e-4)
+    np.testing.assert_allclose(scores.self_influence, own, rtol=5e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -292,11 +296,11 @@ def test_one_kernel_for_each_copy_is_the_mean_of_traks(digits: Images, tmp_path:
         model, digits, queries, "step-trak", timesteps="100,600", kernel="per-copy", length="own", **same
     )
     traks = [
-        dtrak.attribute(model, digits, queries, "d-trak", objective=objective, timesteps=f"{timestep},", **same).values
-        for objective in ("simple", "square")
+        dtrak.attribute(model, digits, queries, "trak", timesteps=f"{timestep},", **same).values
         for timestep in (100, 600)
     ]
-    np.testing.assert_allclose(each.values, np.mean(traks, axis=0), rtol=1e-3, atol=1e-5)
+    mean = np.mean(traks, axis=0)
+    np.testing.assert_allclose(each.values, mean * np.abs(mean), rtol=1e-3, atol=1e-5)
 
 
 def test_a_shard_that_is_gone_or_damaged_is_made_again(digits: Images, tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from dtrak.kernels.damping import (
     GRIDS,
     Damping,
     agreed_dimension,
-    bounded_agreement,
     compared_images,
+    damping_by_agreement,
+    damping_by_rows,
+    damping_by_trace,
     damping_of_dimension,
     for_scaled,
     scores_of_others,
@@ -125,18 +127,26 @@ def test_auto_keeps_what_two_objectives_share_and_forgets_the_noise_of_each() ->
 @pytest.mark.parametrize(("dimension", "kept"), [(1, 6), (60, 30)])
 def test_auto_keeps_a_twentieth_of_the_images_at_least_and_a_quarter_at_most(dimension: int, kept: float) -> None:
     first, second = noisy_views(dimension, 0.1)
-    agreed, compare = agreed_dimension(first, second), partial(bounded_agreement, compared=lambda: second)
+    agreed, compare = agreed_dimension(first, second), partial(damping_by_agreement, compared=lambda: second)
     assert agreed < kept if kept == 6 else agreed > kept
     assert effective_dimension(first, Damping.parse("auto").absolute(first, compare)) == pytest.approx(kept)
 
 
 def test_auto_is_symmetric_and_needs_two_objectives() -> None:
     first, second = noisy_views(10, 0.5)
-    found = Damping.parse("auto").absolute(first, partial(bounded_agreement, compared=lambda: second))
+    found = Damping.parse("auto").absolute(first, partial(damping_by_agreement, compared=lambda: second))
     assert effective_dimension(first, found) == pytest.approx(agreed_dimension(first, second))
     assert agreed_dimension(second, first) == pytest.approx(agreed_dimension(first, second), rel=0.5)
     with pytest.raises(UsageError, match="two objectives"):
         Damping.parse("auto").absolute(first)
+
+
+def test_rules_of_noised_copies() -> None:
+    """One keeps a share of the rows, or two thirds of the rank; the other takes λ from the sum of the eigenvalues."""
+    kernel, _ = noisy_views(10, 0.5)
+    assert effective_dimension(kernel, damping_by_rows(kernel, 1)) == pytest.approx(0.15 * kernel.images)
+    assert effective_dimension(kernel, damping_by_rows(kernel, 99)) == pytest.approx(2 / 3 * len(kernel.eigenvalues))
+    assert damping_by_trace(kernel) == pytest.approx(1e-3 * kernel.eigenvalues.sum())
 
 
 def test_scores_of_others_are_those_of_a_kernel_without_the_image_itself() -> None:

@@ -61,8 +61,8 @@ def choices() -> Iterator[Choice]:
         yield Choice("d-trak", timesteps, 1024, "float16", 2, False)
         yield Choice("d-trak", timesteps, 4096, "float32", 2, False)
     for timesteps in (2, 5, 10):
-        yield Choice("step-trak", timesteps, 1024, "float16", 2, True)
-        yield Choice("step-trak", timesteps, 4096, "float16", 2, True)
+        yield Choice("step-trak", timesteps, 1024, "float16", 1, True)
+        yield Choice("step-trak", timesteps, 4096, "float16", 1, True)
 
 
 def forecast(images: int, rate: float, workers: int, said: str) -> Table:

@@ -31,7 +31,7 @@ from dtrak.inputs.task import Task
 from dtrak.kernels.copies import CopyFeatures
 from dtrak.kernels.preconditioner import Rows
 from dtrak.limits import check_number
-from dtrak.methods import get_method, needed_by
+from dtrak.methods import Method, get_method, needed_by
 from dtrak.sections import first_mistake
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Index:
                     one.at(at).flatten(1).numpy() @ back for one, back in zip(rows, lifted, strict=True)
                 )
         order = np.argsort(-scores, kind="stable")[:top]
-        return places[order], scores[order]
+        return places[order], self.method.sharpened(scores[order])
 
     # what is in the folder
 
@@ -206,8 +206,13 @@ class Index:
         return TypeAdapter(Settings).validate_python(self.description.settings)
 
     @property
+    def method(self) -> Method:
+        """The method whose scores the index gives."""
+        return get_method(self.description.method).under(self.settings)
+
+    @property
     def source(self) -> Gradients:
-        source = get_method(self.description.method).source
+        source = self.method.source
         assert isinstance(source, Gradients)
         return source
 
@@ -217,7 +222,7 @@ class Index:
 
     def task(self, queries: Images, folder: Path, model: "DiffusionModel | None" = None) -> Task:
         """Return the task of scoring the images for these queries; what is made of the queries is kept in a folder."""
-        needed = needed_by([get_method(self.description.method)], self.settings.objective, None)
+        needed = needed_by([self.method], self.settings.objective, None)
         task = Task(model or self.model(), queries, queries, self.settings, folder, needed)
         task.model.check_fits(queries.shape, queries.source)
         return with_stores(task, self.source, self.features_folder(self.description.segments[0]))
@@ -234,7 +239,7 @@ class Index:
 
     def _inputs(self, segment: Segment) -> list[Vectors]:
         """Return the inputs of the method with the features of a segment, and without queries."""
-        needed = needed_by([get_method(self.description.method)], self.settings.objective, None)
+        needed = needed_by([self.method], self.settings.objective, None)
         nothing: Any = None  # features are there, so neither the model nor the images are needed
         task = Task(nothing, nothing, nothing, self.settings, self.folder, needed)
         task = without_queries(with_stores(task, self.source, self.features_folder(segment)), self.source)

@@ -1,6 +1,6 @@
 """Compute the scores of a task, for one λ or for any λ. Commands and the explorer use the same functions.
 
-scores = mean over models and objectives of  formula(input, λ)        [Q, N]
+scores = mean over models and objectives of  formula(input, λ)        [Q, N], sharpened if the method does so
 """
 
 from collections.abc import Sequence
@@ -59,6 +59,7 @@ def _averaged(
 
     If some of the queries are chosen, the formula gets only these; inputs that are not vectors have all of them.
     """
+    method = method.under(task.settings)
     totals, own, count = list[Values](), np.zeros(len(task.train)), 0
     used: UsedDamping | None = None
     for one in method.source.inputs(task):
@@ -73,8 +74,9 @@ def _averaged(
         if method.damped and used is None:
             used = UsedDamping.of(one.training, dampings[0])
         count += 1
-    values = [total / np.float32(count) for total in totals]
-    return values, np.asarray(own / count, dtype=np.float32) if with_self_influence else None, used
+    values = [method.sharpened(total / np.float32(count)) for total in totals]
+    own = method.sharpened(own / count)
+    return values, np.asarray(own, dtype=np.float32) if with_self_influence else None, used
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +92,10 @@ class DampedScores:
         inputs: list[Vectors] = list(method.source.inputs(task))
         fitted = kernels or [one.training for one in inputs]
         pairs = zip(inputs, fitted, strict=True)
-        return cls(method, [KernelPart(one, one.kernel.coordinates(vectors.queries)) for vectors, one in pairs])
+        return cls(
+            method.under(task.settings),
+            [KernelPart(one, one.kernel.coordinates(vectors.queries)) for vectors, one in pairs],
+        )
 
     def scores(self, damping: Damping, queries: slice = EVERY, train: slice = EVERY) -> Values:
         """Return scores [Q, N], of all queries and training images or of some."""
@@ -98,12 +103,12 @@ class DampedScores:
 
     def total(self, damping: Damping) -> Values:
         """Return the sum over all queries, [N]."""
-        if not self.method.linear:
+        if self.method.sharpens or not self.method.linear:
             return np.asarray(self.scores(damping).sum(0))
         return np.asarray(self._mean(damping, [part.summed() for part in self.parts])[0])
 
     def _mean(self, damping: Damping, parts: Sequence[KernelPart]) -> Values:
-        return np.asarray(np.mean([self.method.formula(part, damping) for part in parts], axis=0))
+        return self.method.sharpened(np.mean([self.method.formula(part, damping) for part in parts], axis=0))
 
     @property
     def kernels(self) -> list[TrainingKernel]:
@@ -124,6 +129,7 @@ class FixedScores:
         return np.asarray(self.values.sum(0))
 
 
-def self_influence(kernels: Sequence[TrainingKernel], damping: Damping, train: slice = EVERY) -> Array:
+def self_influence(method: Method, kernels: Sequence[TrainingKernel], damping: Damping, train: slice = EVERY) -> Array:
     """Return τ(x^n)_n of all training images or of some, [N], as the mean over models and objectives."""
-    return np.asarray(np.mean([one.kernel.self_influence(one.absolute(damping), train) for one in kernels], axis=0))
+    of_each = [one.kernel.self_influence(one.absolute(damping), train) for one in kernels]
+    return method.sharpened(np.mean(of_each, axis=0))

@@ -64,7 +64,7 @@ class Scorer:
         """Return the self-influence τ(x^n)_n of all training images, or of some, [N]."""
         if not method.has_self_influence:
             raise UsageError(f"{method.name} has no self-influence: trak and d-trak have one")
-        return self_influence(self.kernels[method.name], damping, train)
+        return self_influence(method.under(self.task.settings), self.kernels[method.name], damping, train)
 
     def scale(self, method: Method, damping: Damping) -> "Scale":
         """Describe a damping for the kernel of the method's first model."""

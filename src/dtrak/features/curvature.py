@@ -13,7 +13,7 @@ from dtrak.gradients.featurizer import Copies, Featurizer
 from dtrak.gradients.kronecker import Block, Covariances, Directions, OutputProbes, rotated
 from dtrak.gradients.objectives import Objective
 from dtrak.gradients.projections import Identity, Projection
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.timesteps import timesteps_of
 from dtrak.models import DiffusionModel
 from dtrak.noise import stable_hash
 from dtrak.progress import progress_bar
@@ -69,7 +69,7 @@ def directions_of(
 
 
 def _copies(model: DiffusionModel, images: ModelInputs, settings: FeatureSettings) -> Copies:
-    steps = select_timesteps(settings.timesteps, model.timesteps)
+    steps = timesteps_of(model, settings.timesteps)
     return Copies(steps, settings.draws, settings.noise, settings.seed, images.fingerprint)
 
 

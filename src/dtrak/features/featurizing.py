@@ -23,7 +23,7 @@ from dtrak.gradients.featurizer import Copies, Featurizer, NotFiniteError
 from dtrak.gradients.objectives import OBJECTIVES, Objective, get_objective
 from dtrak.gradients.projecting import PROJECTIONS, make_projection
 from dtrak.gradients.projections import Projection, Shapes
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.timesteps import timesteps_of
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
 from dtrak.models.diffusion import EVERY_PARAMETER, LORA
@@ -59,10 +59,8 @@ def featurize(
         get_objective(objective)
     if not isinstance(images, Trajectories):
         images = model_inputs(model, images)
-    if isinstance(images, Trajectories):
-        timesteps = images.timesteps
-    else:
-        timesteps = select_timesteps(settings.timesteps, model.timesteps, middles=apart)
+    own = isinstance(images, Trajectories)
+    timesteps = images.timesteps if own else timesteps_of(model, settings.timesteps, apart)
     check_copies(len(timesteps), settings.draws, model.shape, model.device)
     work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps, apart)
     suffix = "-copies" if apart else ""

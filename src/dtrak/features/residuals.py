@@ -11,7 +11,7 @@ from dtrak.features.settings import FeatureSettings
 from dtrak.files import as_npy, write_bytes
 from dtrak.gradients.activations import activation_bytes
 from dtrak.gradients.featurizer import Copies
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.timesteps import timesteps_of
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import moved, repeated
 from dtrak.models.memory import copies_that_fit, total_memory
@@ -28,7 +28,7 @@ def residuals_of(
 
     Where the network's output is not finite, r is 0.
     """
-    steps = select_timesteps(settings.timesteps, model.timesteps, middles=True)
+    steps = timesteps_of(model, settings.timesteps, apart=True)
     copies = Copies(steps, settings.draws, settings.noise, settings.seed, images.fingerprint)
     named = stable_hash(repr((model.fingerprint, copies, settings.autocast)))
     path = folder / f"residuals-{named:016x}.npy"

@@ -28,7 +28,7 @@ class FeatureSettings:
     """All settings of features, except the objective."""
 
     timesteps: Annotated[
-        int | str, Option("K", "K evenly spaced timesteps, middle:K, cumulative:K, or a list such as 0,100,200.")
+        int | str, Option("K", "K timesteps, or visible:K, middle:K, cumulative:K, or a list such as 0,100,200.")
     ] = 10
     draws: Annotated[int, Option("Z", "The number of noises at each timestep.")] = 1
     noise: Annotated[

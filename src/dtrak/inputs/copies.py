@@ -10,7 +10,7 @@ from dtrak.inputs.arrays import TrainingKernel, Vectors
 from dtrak.inputs.gradients import Gradients, members, query_stores, train_stores
 from dtrak.inputs.task import Task
 from dtrak.kernels.copies import CopyFeatures, OneCopy
-from dtrak.kernels.damping import share_of_rows
+from dtrak.kernels.damping import damping_by_rows
 from dtrak.kernels.leave_one_out import fit_leave_one_out
 
 
@@ -48,4 +48,4 @@ class Residuals(Gradients):
         for copy in range(queries.shape[1]):
             rows = OneCopy(features, copy)
             fit = partial(fit_leave_one_out, rows, residuals[:, copy])
-            yield Vectors(rows, queries[:, copy], TrainingKernel(fit, partial(share_of_rows, copies=1)))
+            yield Vectors(rows, queries[:, copy], TrainingKernel(fit, partial(damping_by_rows, copies=1)))

@@ -22,7 +22,7 @@ from dtrak.inputs.needs import GradientKind, GradientUse, Models
 from dtrak.inputs.outcomes import benchmark_of
 from dtrak.inputs.task import Source, Task
 from dtrak.kernels.copies import CopyFeatures, OneCopy
-from dtrak.kernels.damping import bounded_agreement, compared_objective, share_of_rows
+from dtrak.kernels.damping import Automatic, compared_objective, damping_by_agreement, damping_by_rows, damping_by_trace
 from dtrak.kernels.kept import KeptFit
 from dtrak.kernels.preconditioner import Preconditioner
 from dtrak.kernels.ridge import decompose
@@ -137,7 +137,7 @@ class Gradients(Source):
         def make() -> TrainingKernel:
             other = compared_objective(objective)
             compares = first is None and other in train
-            automatic = partial(bounded_agreement, compared=partial(kernel, other)) if compares else None
+            automatic = partial(damping_by_agreement, compared=partial(kernel, other)) if compares else None
             kept = {of: fit if isinstance(fit, KeptFit) else None for of, fit in fits.items()}
             compared = kept[other] if compares else None if first is None else first.kept
             return TrainingKernel(partial(kernel, objective), automatic, first, kept[objective], compared)
@@ -155,17 +155,21 @@ class Gradients(Source):
         scored = features if settings.copies == "apart" else features.mean()
         of_queries = query_stores(task, self.kind, member, self.along_trajectory)
         queries = scored.prepared([torch.from_numpy(of_queries[one].numpy()) for one in objectives]).numpy()
+
+        def rule(copies: int) -> Automatic:
+            squared = settings.sharpening == "squared"
+            return damping_by_trace if squared else partial(damping_by_rows, copies=copies)
+
         if settings.kernel == "per-copy":
             for copy in range(queries.shape[1]):
                 rows = OneCopy(features, copy)
-                fitted = TrainingKernel(partial(decompose, rows), partial(share_of_rows, copies=1))
-                yield Vectors(rows, queries[:, copy], fitted)
+                yield Vectors(rows, queries[:, copy], TrainingKernel(partial(decompose, rows), rule(1)))
             return
         copies, _ = features.shape
 
         def make() -> TrainingKernel:
             fit = kept_pooled([stores[one] for one in objectives], features, scored)
-            return TrainingKernel(fit, partial(share_of_rows, copies=copies), kept=fit)
+            return TrainingKernel(fit, rule(copies))
 
         key = ("pooled kernel", objectives, settings.length, settings.copies)
         fitted = task.once_for_training(key, make) if self.models == "final" else make()

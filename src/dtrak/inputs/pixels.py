@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.timesteps import timesteps_of
 from dtrak.inputs.arrays import Counts, NoisedQueries, Vectors
 from dtrak.inputs.task import Source, Task
 
@@ -67,14 +67,15 @@ class NoisedPixels(Source):
         from dtrak.gradients.featurizer import Copies
 
         settings, model, queries = task.settings, task.model, task.query_inputs
-        steps = select_timesteps(settings.timesteps, model.timesteps, middles=True)
+        steps = timesteps_of(model, settings.timesteps, apart=True)
         copies = Copies(steps, settings.draws, settings.noise, settings.seed, queries.fingerprint)
         images = [None] if copies.noise == "shared" else queries.ids.tolist()
         noises = torch.stack([copies.noises(model.shape, one, row) for row, one in enumerate(images)], 1)
-        t, one = torch.tensor([timestep for timestep, _ in copies.pairs()]), torch.ones(len(noises), 1, 1, 1)
-        signal, sigma = model.add_noise(one, 0 * one, t), model.add_noise(0 * one, one, t)
-        noised = signal[:, None] * queries.tensor(range(len(queries))) + sigma[:, None] * noises
-        yield NoisedQueries(InputRows(task.train_inputs), noised, signal.flatten(), sigma.flatten())
+        signal, sigma = model.signal_and_noise(torch.tensor([timestep for timestep, _ in copies.pairs()]))
+        of_copies = (len(noises), 1, 1, 1, 1)
+        clean = queries.tensor(range(len(queries)))
+        noised = signal.view(of_copies) * clean + sigma.view(of_copies) * noises
+        yield NoisedQueries(InputRows(task.train_inputs), noised, signal, sigma)
 
 
 @dataclass(frozen=True)

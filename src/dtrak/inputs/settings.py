@@ -33,6 +33,10 @@ class Settings(FeatureSettings):
     length: Annotated[
         Literal["unit", "own"], Option("KIND", "For step-trak: every copy's gradient of unit length, or of its own.")
     ] = "unit"
+    sharpening: Annotated[
+        Literal["squared", "none"],
+        Option("KIND", "For step-trak: scores squared with their sign kept, or as they are."),
+    ] = "squared"
     checkpoints: Annotated[
         Path | None, Option("FOLDER", "For tracin, gas, retrac: models from the training.", "RUN/checkpoints")
     ] = None
@@ -69,6 +73,7 @@ class Settings(FeatureSettings):
         check_known("kernel", self.kernel, ["pooled", "per-copy"])
         check_known("copies", self.copies, ["apart", "averaged"])
         check_known("length", self.length, ["unit", "own"])
+        check_known("sharpening", self.sharpening, ["squared", "none"])
         if self.kernel == "per-copy" and self.copies == "averaged":
             raise UsageError("kernel per-copy scores each copy on its own, so copies cannot be averaged")
         for name in ("checkpoint_count", "ensemble_size", "retrained_count"):

@@ -6,7 +6,7 @@ The number of directions that a kernel keeps is its effective dimension
 
 For the same model, the best λ of different objectives differ by orders of magnitude, but their d far less. So the
 two rules that need no search set d. `spectrum` sets it to a tenth of the number of images. `auto` sets it to the
-largest d at which the scores of two objectives agree, or for kernels of noised copies to a share of images × copies.
+largest d at which the scores of two objectives agree. Kernels of noised copies have rules of their own for `auto`.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +26,7 @@ SHARE = 0.1  # `spectrum` sets the dimension to this share of the images
 # slowly, it is uncertain where it ends.
 LEAST, MOST = 0.05, 0.25
 SHARE_OF_ROWS = 0.15  # for kernels of noised copies, `auto` sets it to this share of images × copies: docs/results.md
+SHARE_OF_TRACE = 1e-3  # if scores are squared, `auto` sets λ to this share of all eigenvalues' sum: docs/results.md
 # No rule sets the dimension to more than the first share of the kernel's rank, or the second for noised copies.
 SHARE_OF_RANK, OF_COPIES = 1 / 2, 2 / 3
 TRIED = 24  # how many dimensions `auto` tries
@@ -35,7 +36,7 @@ SAMPLED = 100  # how many training images it takes as queries
 STRETCHES, STRETCH = 100, 100
 CONFIRMED = 0.9  # two objectives agree on a dimension d if their scores fit best at this share of d or more
 
-Automatic = Callable[[Preconditioner], float]  # returns the dimension that `auto` sets for a kernel
+Automatic = Callable[[Preconditioner], float]  # returns the λ that `auto` sets for a kernel
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Damping:
                         "damping 'auto' compares two objectives, and the features of one are missing: "
                         "give --damping auto when features are made, or give --method trak,d-trak"
                     )
-                return damping_of_dimension(kernel, automatic(kernel))
+                return automatic(kernel)
             case "relative":
                 return self.value * mean_eigenvalue(kernel)
             case "absolute":
@@ -120,18 +121,23 @@ def damping_as_of(other: Preconditioner, its_damping: float, kernel: Preconditio
     return damping_of_dimension(kernel, at_most(effective_dimension(other, its_damping), kernel))
 
 
-def bounded_agreement(kernel: Preconditioner, compared: Callable[[], Preconditioner]) -> float:
-    """Return the dimension at which two objectives agree, limited to the shares LEAST and MOST of the images.
+def damping_by_agreement(kernel: Preconditioner, compared: Callable[[], Preconditioner]) -> float:
+    """Return the λ that keeps as many directions as two objectives agree on, in the shares LEAST to MOST of the images.
 
     `compared` returns the kernel that is fitted on the other objective.
     """
     agreed = np.clip(agreed_dimension(kernel, compared()), LEAST * kernel.images, MOST * kernel.images)
-    return at_most(float(agreed), kernel)
+    return damping_of_dimension(kernel, at_most(float(agreed), kernel))
 
 
-def share_of_rows(kernel: Preconditioner, copies: int) -> float:
-    """Return the dimension that `auto` sets for a kernel of noised copies: a share of the rows it was fitted on."""
-    return at_most(SHARE_OF_ROWS * copies * kernel.images, kernel, OF_COPIES)
+def damping_by_rows(kernel: Preconditioner, copies: int) -> float:
+    """Return the λ that keeps a share of the rows, images × copies, that a kernel of noised copies was fitted on."""
+    return damping_of_dimension(kernel, at_most(SHARE_OF_ROWS * copies * kernel.images, kernel, OF_COPIES))
+
+
+def damping_by_trace(kernel: Preconditioner) -> float:
+    """Return the λ for squared scores: a share of the sum of all eigenvalues, which is the trace of G."""
+    return SHARE_OF_TRACE * float(kernel.eigenvalues.sum())
 
 
 def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:

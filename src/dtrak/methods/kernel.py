@@ -64,11 +64,12 @@ MIXED_TRAK = Method(
 )
 STEP_TRAK = Method(
     "step-trak",
-    "one kernel of the gradients of every noised copy, of the training loss and of L_Square",
-    Gradients("simple", also=("square",), apart=True, any_objective=True),
+    "one kernel of the gradients of every noised copy, with scores that are squared and keep their sign",
+    Gradients(apart=True, any_objective=True),
     kernel_scores,
     damped=True,
     has_self_influence=True,
+    sharpens=True,
 )
 RELATIVE_IF = Method(
     "relative-if",

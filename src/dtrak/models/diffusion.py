@@ -120,6 +120,18 @@ class DiffusionModel:
         """Return x_t, [B, C, H, W]."""
         return self.noise_process.add_noise(clean, noise, timesteps)
 
+    def signal_and_noise(self, timesteps: Tensor) -> tuple[Tensor, Tensor]:
+        """Return s and σ of x_t = s x + σ ε, each [B]."""
+        one = torch.ones(len(timesteps), 1, 1, 1)
+        parts = (self.add_noise(one, 0 * one, timesteps), self.add_noise(0 * one, one, timesteps))
+        return parts[0].flatten(), parts[1].flatten()
+
+    @property
+    def visible(self) -> Tensor:
+        """How much of an image is left at each timestep: s / √(s² + σ²), [T]."""
+        signal, noise = self.signal_and_noise(torch.arange(self.timesteps))
+        return signal / torch.hypot(signal, noise)
+
     def predict(self, noisy: Tensor, timesteps: Tensor, condition: Condition | None = None) -> Tensor:
         """Return the output of the network, [B, C, H, W], without a learned variance."""
         time, precision = self.noise_process.time(timesteps), self.precision

@@ -78,10 +78,9 @@ def features_folder(run: Run, settings: Settings, prefix: str = "") -> Path:
 def features_name(settings: Settings, total: int) -> str:
     """Return a name that is different for all settings that give different features; `total` is T."""
     kind = settings.projection_of(apart=False)
-    timesteps, middles = (select_timesteps(settings.timesteps, total, middles) for middles in (False, True))
+    timesteps, of_copies = (select_timesteps(settings.timesteps, total, apart) for apart in (False, True))
     values = asdict(settings.features) | {"timesteps": timesteps, "projection": kind}
-    if timesteps == middles:  # a list, which means the same timesteps where copies are kept apart
-        values["copies"] = timesteps
+    values["copies"] = timesteps if timesteps == of_copies else "visible"  # a list means the same for copies apart
     for name in NOT_IN_FEATURES:
         del values[name]
     return f"{kind}-{settings.projection_dim}-{stable_hash(repr(values)):016x}"
