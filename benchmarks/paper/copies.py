@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from findings import Finding
-from study import MISSING, Array, Measured, Study
+from study import Array, Measured, Study
 from torch import Tensor
 
 from dtrak.gradients.featurizer import Copies
@@ -26,18 +26,26 @@ from dtrak.tables import Cell, Entry, Table
 
 OBJECTIVES = ("simple", "square", "avg", "interpolated(0)", "probe")
 TIMESTEPS = (2, 5, 10, 30)
-METHODS = ("trak", "d-trak", "mixed-trak", "step-trak")
+AVERAGING = ("trak", "d-trak", "mixed-trak")
+OURS = "step-trak"
 WAYS = ("averaged", "a kernel a copy", "pooled, means", "pooled, apart", "the same, unit length")
 IMAGES_OF_U, IMAGES_OF_GAP = 200, 400
 VARIANTS: dict[str, dict[str, object]] = {
     "as it is: K = 10, k = 4,096": {},
+    "scores as they are, not squared": {"sharpening": "none"},
+    "timesteps in the middles of equal intervals": {"timesteps": "middle:10"},
+    "both of these": {"sharpening": "none", "timesteps": "middle:10"},
+    "gradients of their own length": {"length": "own"},
+    "copies averaged": {"copies": "averaged"},
+    "a kernel for each copy": {"kernel": "per-copy"},
+    "objective square": {"objective": "square"},
+    "K = 2": {"timesteps": 2},
+    "K = 5": {"timesteps": 5},
+    "K = 20": {"timesteps": 20},
     "k = 1,024": {"projection_dim": 1024},
     "k = 2,048": {"projection_dim": 2048},
-    "k = 8,192": {"projection_dim": 8192},
-    "k = 8,192, two noises at each timestep": {"projection_dim": 8192, "draws": 2},
-    "k = 8,192, K = 30": {"projection_dim": 8192, "timesteps": 30},
-    "own noise of every image": {"noise": "per-image"},
     "up blocks alone": {"parameters": "up_blocks"},
+    "own noise of every image": {"noise": "per-image"},
     "sketch instead of factored": {"projection": "sketch"},
 }
 
@@ -49,7 +57,7 @@ def copies(study: Study) -> Finding:
     """Averaged or apart, a kernel a copy or one, own or unit length: each with the best λ in hindsight."""
     found: dict[str, dict[str, dict[str, Measured]]] = {}
     for objective in OBJECTIVES:
-        found[objective] = study.of_copies(objective, scores_of_ways, WAYS, timesteps=10)
+        found[objective] = study.of_copies(objective, scores_of_ways, WAYS, timesteps="middle:10")
     common = {objective: shared_direction(study, objective) for objective in OBJECTIVES}
     for kind in study.query_kinds:
         rows: list[list[Entry]] = [
@@ -67,27 +75,26 @@ def copies(study: Study) -> Finding:
 
 
 def timesteps(study: Study) -> Finding:
-    """Few and many timesteps, with λ by rule; for step-trak also with the best λ."""
+    """Few and many timesteps for methods that average over them, with λ by rule."""
     rows = list[list[Entry]]()
     for k in TIMESTEPS:
-        found = [study.measure(METHODS, queries=kind, timesteps=k, damping="auto") for kind in study.query_kinds]
-        best = [study.measure(METHODS[-1:], queries=kind, timesteps=k) for kind in study.query_kinds]
-        for method in METHODS:
-            ways = [MISSING if method not in one else one[method].cell for one in best]
-            cells = [cell for one, way in zip(found, ways, strict=True) for cell in (one[method].cell, way)]
-            rows.append([f"{method}, K = {k}", *cells])
-    heads = [f"{kind}, λ {way}" for kind in study.query_kinds for way in ("auto", "best")]
-    yield Table(["method", *heads], rows, "How many timesteps")
+        found = [study.measure(AVERAGING, queries=kind, timesteps=k, damping="auto") for kind in study.query_kinds]
+        rows += [[f"{method}, K = {k}", *(one[method].cell for one in found)] for method in AVERAGING]
+    yield Table(["method", *study.query_kinds], rows, "How many timesteps")
 
 
 def variants(study: Study) -> Finding:
-    """What more numbers, more copies and fewer parameters are worth to step-trak."""
+    """What each choice of step-trak is worth, with λ by rule and with the best λ."""
     rows = list[list[Entry]]()
     for name, settings in VARIANTS.items():
-        asked = {"timesteps": 10, "damping": "auto", **settings}
-        found = [study.measure(METHODS[-1:], queries=kind, **asked) for kind in study.query_kinds]
-        rows.append([name, *(one[METHODS[-1]].cell for one in found)])
-    yield Table(["step-trak", *study.query_kinds], rows, "More numbers, more copies, fewer parameters, λ auto")
+        cells = [
+            study.measure([OURS], queries=kind, **{"timesteps": 10, "damping": damping, **settings})[OURS]
+            for kind in study.query_kinds
+            for damping in ("auto", "best")
+        ]
+        rows.append([name, *(one.cell for one in cells)])
+    heads = [f"{kind}, λ {way}" for kind in study.query_kinds for way in ("auto", "best")]
+    yield Table([OURS, *heads], rows, "Choices of step-trak")
 
 
 def scores_of_ways(rows: Rows, kinds: list[str]) -> dict[str, dict[str, Curves]]:
