@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 SHOWN = 10  # images in a notebook
+DIGEST_BYTES = 16  # of the content of one image
 INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")  # 007 is read as text, and so is a number too large for int64
 
 
@@ -109,15 +110,48 @@ class Images:
             positions[name] = position_of[name]
         return np.fromiter(positions.values(), dtype=np.int64)
 
-    @cached_property
+    def by_name(self) -> "Images | None":
+        """Return the same images as another process can open them by their names; None if it cannot."""
+        pictures = [picture.by_name() for picture in self._pictures]
+        if any(one is None for one in pictures):
+            return None
+        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_))
+
+    def loaded(self, digests: NDArray[np.void]) -> "Images":
+        """Return the images with their content in memory; refuse one whose content does not have its digest [N]."""
+        pictures = []
+        for picture, digest in zip(self._pictures, digests, strict=True):
+            with file_errors(picture.name, DtrakError):
+                content = picture.loaded()
+            if _digest(content)[:DIGEST_BYTES] != digest.tobytes():
+                raise DtrakError(f"{picture.name} has changed since its features were begun: run the command again")
+            pictures.append(content)
+        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_))
+
+    @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that depend on ids, shape, transformation and content, but not on the files' paths."""
+        return self._fingerprints[0]
+
+    @property
+    def digests(self) -> NDArray[np.void]:
+        """Bytes [N] that depend on the content of each image as it was when the fingerprint was computed."""
+        return self._fingerprints[1]
+
+    @cached_property
+    def _fingerprints(self) -> tuple[str, NDArray[np.void]]:
         settings = json.dumps([self.ids.tolist(), self.shape, self._crop, self._size])
-        digest = blake2b(settings.encode(), digest_size=8)
-        for picture in self._pictures:
+        of_all, digests = blake2b(settings.encode(), digest_size=8), np.empty(len(self), dtype=f"V{DIGEST_BYTES}")
+        for row, picture in enumerate(self._pictures):
             with file_errors(picture.name, DtrakError):
-                digest.update(blake2b(picture.stored()).digest())
-        return digest.hexdigest()
+                digest = _digest(picture)
+            of_all.update(digest)
+            digests[row] = digest[:DIGEST_BYTES]
+        return of_all.hexdigest(), digests
+
+
+def _digest(picture: Picture) -> bytes:
+    return blake2b(picture.stored()).digest()
 
 
 def load_images(

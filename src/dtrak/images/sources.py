@@ -9,6 +9,7 @@ import os
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 from dtrak.errors import UsageError, check_known
 from dtrak.files import full_name
 from dtrak.images.metadata import LARGEST_INT64, METADATA_FILES, column_of, metadata_columns, table_rows
-from dtrak.images.pictures import Picture, file_errors, regular
+from dtrak.images.pictures import Picture, file_errors
+from dtrak.images.rows import HubRow, PixelRow, encoded_rows, image_columns
 from dtrak.images.selection import Selection, chosen_rows
 from dtrak.progress import say
 
@@ -120,7 +122,11 @@ def _npz(path: str) -> FoundImages:
             if labels.dtype.kind != "i" or not np.isin(labels, np.arange(len(names))).all():
                 refuse("labels", f"integers from 0 to {len(names) - 1}, as there are {len(names)} label_names")
             columns["label"] = names[labels]
-    return FoundImages(ids, columns, _array_pictures(path, pixels))
+    absolute = os.path.abspath(path)
+    pictures = [
+        replace(picture, elsewhere=PixelRow(absolute, row)) for row, picture in enumerate(_array_pictures(path, pixels))
+    ]
+    return FoundImages(ids, columns, pictures)
 
 
 def _npz_arrays(path: str) -> dict[str, NDArray[Any] | None]:
@@ -226,26 +232,18 @@ def _hugging_face(source: str) -> FoundImages:
         raise UsageError(f"{source!r} does not say which images: give hf:name:split")
     with file_errors(source, UsageError):
         dataset = datasets.load_dataset(name, split=split)
-    return found_in_dataset(dataset, source)
+    found = found_in_dataset(dataset, source)
+    typed = f"hf:{full_name(name)}:{split}"
+    pictures = [replace(picture, elsewhere=HubRow(typed, row)) for row, picture in enumerate(found.pictures)]
+    return found._replace(pictures=pictures)
 
 
 def found_in_dataset(dataset: Any, source: str) -> FoundImages:
     """Find the images of a data set of Hugging Face, with its other columns."""
     import datasets
 
-    images = [column for column, feature in dataset.features.items() if isinstance(feature, datasets.Image)]
-    if not images:
-        raise UsageError(f"{source!r} has no image column, only {', '.join(dataset.column_names)}")
-    encoded = dataset.select_columns(images[:1]).cast_column(images[0], datasets.Image(decode=False))
-
-    def read(row: int) -> bytes:
-        cell: dict[str, Any] | None = encoded[row][images[0]]
-        if cell is None:
-            raise ValueError("it has no image")
-        content: bytes | None = cell["bytes"]
-        return regular(Path(cell["path"])).read_bytes() if content is None else content
-
-    columns = {}
+    images = image_columns(dataset, source)
+    read, columns = encoded_rows(dataset, images[0]), {}
     for column, values in dataset.remove_columns(images)[:].items():
         feature = dataset.features[column]
         if isinstance(feature, datasets.ClassLabel):
