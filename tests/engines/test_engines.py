@@ -16,6 +16,8 @@ import pytest
 
 from dtrak.engines import ENGINES, Engine, make_engine
 from dtrak.errors import DtrakError, UsageError
+from dtrak.images.images import load_images
+from pictures_on_disk import save_image
 from processes import children
 
 JOBS = 20
@@ -280,7 +282,9 @@ def test_features_are_the_same_on_every_engine_bit_for_bit(
     from dtrak.runs.run import Run
 
     run = Run.open(finished_run)
-    model, images = run.model(), run.train_images.select(range(70))
+    for row, pixels in enumerate(run.train_images.pixels(range(70))):
+        save_image(tmp_path / "images" / f"{row:02d}.png", pixels[..., 0])
+    model, images = run.model(), load_images(str(tmp_path / "images"))
     settings = FeatureSettings(timesteps=2, projection_dim=64)
     here = featurize(model, images, ["simple", "square"], settings, tmp_path / "here", "train")
     featurize(model, images, ["square"], settings, tmp_path / "there", "train")
