@@ -259,7 +259,7 @@ def test_a_checked_shard_is_read_again_only_after_it_has_changed(tmp_path: Path)
 def test_the_time_of_a_write_does_not_grow_with_the_files_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder with many files is looked through once for as many writes, and then what a killed writer left is gone."""
+    """A folder with many files is looked through once for as many writes; then what a killed writer left is gone."""
     for number in range(600):
         (tmp_path / f"shard-{number:05d}").touch()
     scans, scandir = [], os.scandir

@@ -86,6 +86,11 @@ class Images:
         columns = {name: column[chosen] for name, column in self.columns.items()}
         return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen])
 
+    @property
+    def transformation(self) -> tuple[int | None, int | None]:
+        """The crop and the size that pixels are transformed to when they are read."""
+        return self._crop, self._size
+
     def first(self, count: int | None) -> "Images":
         """Return the first `count` images; all of them if there are fewer, or if `count` is None."""
         return self.select(range(len(self))[:count])
@@ -189,6 +194,19 @@ def collected(
         raise UsageError(f"{source} holds no images")
     shape = common_shape(found.pictures, size, crop, channels)
     return Images(source, found.ids, found.columns, shape, np.fromiter(found.pictures, dtype=np.object_), crop, size)
+
+
+def images_by_id(
+    source: str, ids: NDArray[Any], shape: tuple[int, int, int], crop: int | None, size: int | None
+) -> Images:
+    """Find the images [N] of a source that have these ids. None is opened before its pixels are asked for."""
+    found = find_source(source)
+    place_of = {str(one): place for place, one in enumerate(found.ids.tolist())}
+    lacking = next((one for one in ids.tolist() if str(one) not in place_of), None)
+    if lacking is not None:
+        raise UsageError(f"{source} has no image {lacking} any more")
+    pictures = np.fromiter((found.pictures[place_of[str(one)]] for one in ids.tolist()), dtype=np.object_)
+    return Images(source, ids, {}, shape, pictures, crop, size)
 
 
 def read_ids(path: str) -> NDArray[Any]:
