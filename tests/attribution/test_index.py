@@ -57,7 +57,7 @@ def test_search_finds_the_strongest_with_their_exact_scores(
     index = made(folder, "--method", method)
     if with_faiss:
         monkeypatch.setattr(short_lists, "LEAST", 1)
-        short_lists.code(np.load(index.folder / "images/vectors.npy"), index.folder / "images")
+        short_lists.code(index.folder / "images")
         assert (index.folder / "images/vectors.faiss").exists()
     monkeypatch.setattr("dtrak.attribution.index.SHORT_LIST", 60)  # of 150
     exact = dtrak.Scores.load(folder / "scores.npz", method)

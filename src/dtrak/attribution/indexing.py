@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dtrak.attribution.compressing import Part, compressed, compressing_matrices
 from dtrak.attribution.index import FILE, Description, Index, Origin, Segment
-from dtrak.attribution.short_lists import code
+from dtrak.attribution.short_lists import VECTORS, code
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import as_npy, as_npz, make_folder, whole_folder, write_bytes, write_errors, write_json
 from dtrak.images.images import Images, load_images
@@ -138,8 +138,8 @@ def _write_segment(
     write_bytes(folder / "columns.npz", as_npz({name: plain_column(one) for name, one in images.columns.items()}))
     with progress_bar("index", count, "images") as advance:
         advance(0)
-        write_vectors(folder / "vectors.npy", count, numbers, compressed(rows, matrices), advance)
-    code(np.load(folder / "vectors.npy", mmap_mode="r"), folder)
+        write_vectors(folder / VECTORS, count, numbers, compressed(rows, matrices), advance)
+    code(folder)
 
 
 def write_vectors(
