@@ -1,0 +1,138 @@
+"""Features by the workers of a Ray cluster of three nodes on this machine: how fast, and what a killed node costs.
+
+    OMP_NUM_THREADS=1 python benchmarks/workers.py            # a few minutes
+
+The images are digits in a folder, which each worker reads for itself. Throughput is counted from the moment when every
+worker has finished its first shard to the last shard, so that the start of workers is left out. Then three workers
+compute the same features while one of their nodes is killed. Everything has to have the bytes of one process alone.
+"""
+
+import argparse
+import os
+import pickle
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from PIL import Image
+
+import dtrak
+from dtrak.engines import Engine, make_engine
+from dtrak.features.featurizing import featurize
+from dtrak.features.settings import FeatureSettings
+
+MODEL = Path(__file__).parent / "digits" / "model"
+KILL_AFTER = 6  # shards
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=1000, help="how many digits")
+    count = parser.parse_args().images
+    with TemporaryDirectory() as folder, cluster_of(3) as cluster:
+        home = Path(folder)
+        write_digits(home / "images", count)
+        expected = features(home, "here", None)
+        rates = {}
+        for workers in (1, 2):
+            timed = Timed(make_engine("ray", workers, cluster.address))
+            check(features(home, f"workers-{workers}", timed) == expected, f"{workers} workers")
+            rates[workers] = timed.rate(workers)
+            print(f"{workers} workers: {rates[workers]:.1f} images per second", flush=True)
+            print(f"a job has {timed.job_bytes:,} bytes, all images {size_of(home / 'images'):,}", flush=True)
+        print(f"2 workers are {rates[2] / rates[1]:.2f} × as fast as 1", flush=True)
+        killing = Killing(make_engine("ray", 3, cluster.address), cluster)
+        check(features(home, "killed", killing) == expected, "with a node killed")
+        print(f"a node was killed after {KILL_AFTER} shards: the same bytes", flush=True)
+
+
+@contextmanager
+def cluster_of(nodes: int) -> Iterator[Any]:
+    """Start a Ray cluster of nodes with one CPU each, all of them on 127.0.0.1."""
+    with TemporaryDirectory(prefix="ray-") as folder:
+        os.environ |= {
+            "RAY_TMPDIR": folder,
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_health_check_period_ms": "500",
+        }
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster()
+        try:
+            for _ in range(nodes):
+                cluster.add_node(
+                    num_cpus=1, node_ip_address="127.0.0.1", include_dashboard=False, object_store_memory=80 << 20
+                )
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+def write_digits(folder: Path, count: int) -> None:
+    folder.mkdir()
+    for row, pixels in enumerate(dtrak.load_images("digits:train").first(count).pixels(range(count))):
+        Image.fromarray(pixels[..., 0]).save(folder / f"{row:04d}.png")
+
+
+def features(home: Path, name: str, engine: Engine | None) -> bytes:
+    """Compute the features of every copy in a folder of their own; return their bytes."""
+    model, images = dtrak.load_model(str(MODEL)), dtrak.load_images(str(home / "images"))
+    settings = FeatureSettings(timesteps=10, projection_dim=1024)
+    stores = featurize(model, images, ["simple", "square"], settings, home / name, "train", engine, apart=True)
+    return b"".join(store.numpy().tobytes() for store in stores.values())
+
+
+class Timed:
+    """An engine that notes when shards are done."""
+
+    is_here = False
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.done: list[tuple[float, int]] = []  # the time, and the number of images
+        self.job_bytes = 0
+
+    def run(self, *arguments: Any) -> Iterator[Any]:
+        for job, result in self.engine.run(*arguments):
+            self.done.append((time.monotonic(), len(job.rows)))
+            self.job_bytes = max(self.job_bytes, len(pickle.dumps(job)))
+            yield job, result
+
+    def rate(self, workers: int) -> float:
+        """Return the images per second after all workers have begun."""
+        first = 2 * workers  # each has had a shard that began while others started
+        return sum(count for _, count in self.done[first:]) / (self.done[-1][0] - self.done[first - 1][0])
+
+
+class Killing(Timed):
+    """An engine on a cluster, one of whose nodes is killed."""
+
+    def __init__(self, engine: Engine, cluster: Any) -> None:
+        super().__init__(engine)
+        self.cluster = cluster
+
+    def run(self, *arguments: Any) -> Iterator[Any]:
+        for done in super().run(*arguments):
+            if len(self.done) == KILL_AFTER:
+                self.cluster.remove_node(self.cluster.list_all_nodes()[-1], allow_graceful=False)
+            yield done
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def check(is_same: bool, what: str) -> None:
+    if not is_same:
+        raise SystemExit(f"{what}: other bytes than in one process")
+
+
+if __name__ == "__main__":
+    main()
