@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/workers.py            # a few minutes
 
 The images are digits in a folder, which each worker reads for itself. Throughput is counted from the moment when every
-worker has finished its first shard to the last shard, so that the start of workers is left out. Then three workers
-compute the same features while one of their nodes is killed. Everything has to have the bytes of one process alone.
+worker has finished its first shard to the last shard, so that the start of workers is left out. One worker and two take
+turns, and the best of each counts, as other programs may run on the machine. Then three workers compute the same
+features while one of their nodes is killed. Everything has to have the bytes of one process alone.
 """
 
 import argparse
@@ -32,19 +33,20 @@ KILL_AFTER = 6  # shards
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=1000, help="how many digits")
-    count = parser.parse_args().images
+    parser.add_argument("--rounds", type=int, default=3, help="how often one worker and two workers take turns")
+    arguments = parser.parse_args()
     with TemporaryDirectory() as folder, cluster_of(3) as cluster:
         home = Path(folder)
-        write_digits(home / "images", count)
+        write_digits(home / "images", arguments.images)
         expected = features(home, "here", None)
-        rates = {}
-        for workers in (1, 2):
+        rates: dict[int, list[float]] = {1: [], 2: []}
+        for turn, workers in enumerate([1, 2] * arguments.rounds):
             timed = Timed(make_engine("ray", workers, cluster.address))
-            check(features(home, f"workers-{workers}", timed) == expected, f"{workers} workers")
-            rates[workers] = timed.rate(workers)
-            print(f"{workers} workers: {rates[workers]:.1f} images per second", flush=True)
-            print(f"a job has {timed.job_bytes:,} bytes, all images {size_of(home / 'images'):,}", flush=True)
-        print(f"2 workers are {rates[2] / rates[1]:.2f} × as fast as 1", flush=True)
+            check(features(home, f"{turn}", timed) == expected, f"{workers} workers")
+            rates[workers].append(timed.rate(workers))
+            print(f"{workers} workers: {rates[workers][-1]:.1f} images per second", flush=True)
+        print(f"a job has at most {timed.job_bytes:,} bytes", flush=True)
+        print(f"2 workers are {max(rates[2]) / max(rates[1]):.2f} × as fast as 1, by the best of each", flush=True)
         killing = Killing(make_engine("ray", 3, cluster.address), cluster)
         check(features(home, "killed", killing) == expected, "with a node killed")
         print(f"a node was killed after {KILL_AFTER} shards: the same bytes", flush=True)
@@ -123,10 +125,6 @@ class Killing(Timed):
             if len(self.done) == KILL_AFTER:
                 self.cluster.remove_node(self.cluster.list_all_nodes()[-1], allow_graceful=False)
             yield done
-
-
-def size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def check(is_same: bool, what: str) -> None:

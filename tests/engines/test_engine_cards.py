@@ -112,7 +112,7 @@ def test_features_ask_for_the_card_that_the_model_is_on(
     monkeypatch.setattr(DiffusionModel, "device", property(lambda self: torch.device(device)))
     monkeypatch.setattr(DiffusionModel, "to", lambda self, place: moves.append(str(place)))
     engine = Recorded()
-    assert list(_shards_by(engine, work, [range(2)])) == []
+    assert list(_shards_by(engine, work, [], [range(2)])) == []
     assert engine.asked == asked
     assert moves == ([device] if device == "cpu" else ["cpu", device]), "it comes back"
 

@@ -18,6 +18,7 @@ from dtrak.errors import DtrakError
 from dtrak.features.featurizing import FeatureSettings, featurize
 from dtrak.features.inputs import ModelInputs
 from dtrak.features.shards import Parts, SentWork, Work
+from dtrak.features.store import write_rows
 from dtrak.images.images import Images
 from dtrak.images.objects import images_from
 from pictures_on_disk import save_image
@@ -60,13 +61,18 @@ def compressed_npz(home: Path) -> str:
     return str(home / "small.npz")
 
 
+def object_store(home: Path) -> str:
+    """A folder by an address that fsspec opens, as it would one in an object store."""
+    return Path(folder(home)).as_uri()
+
+
 def hugging_face(home: Path) -> str:
     files = sorted(str(one) for one in Path(folder(home)).iterdir())
     Dataset.from_dict({"image": files}).cast_column("image", Image()).to_parquet(str(home / "set" / "train.parquet"))
     return f"hf:{home / 'set'}:train"
 
 
-@pytest.mark.parametrize("make", [folder, plain_npz, compressed_npz, hugging_face])
+@pytest.mark.parametrize("make", [folder, plain_npz, compressed_npz, hugging_face, object_store])
 def test_a_worker_gets_names_and_makes_the_same_bytes(make: Callable[[Path], str], tmp_path: Path) -> None:
     images, model, engine = load_images(make(tmp_path)), tiny.unet(), Sending()
     here = featurize(model, images, ["square"], SETTINGS, tmp_path / "here", "train")["square"]
@@ -76,6 +82,33 @@ def test_a_worker_gets_names_and_makes_the_same_bytes(make: Callable[[Path], str
     assert named is not None
     pixels = len(pickle.dumps(images.select(range(32)).in_memory()))
     assert max(engine.sizes) < len(pickle.dumps(named)) + 32 * 16 + 2000 < pixels + 32 * 100
+
+
+class FarAway(Sending):
+    """An engine whose workers do not see the stores: their folders have other manifests there."""
+
+    def run(self, work: Any, context: Any, jobs: Any, *where: Any) -> Iterator[Any]:
+        far = replace(context, places=tuple(replace(one, manifest=(0, 0, 0)) for one in context.places))
+        return super().run(work, far, jobs, *where)
+
+
+@pytest.mark.parametrize(("engine", "came_home"), [(Sending(), 0), (FarAway(), 3)])
+def test_a_worker_that_sees_the_stores_writes_them_and_from_others_features_come_home(
+    engine: Sending, came_home: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, model = load_images(folder(tmp_path)), tiny.unet()
+    written: list[range] = []
+
+    def noted(stores: Any, rows: range, features: Any) -> None:
+        written.append(rows)
+        write_rows(stores, rows, features)
+
+    monkeypatch.setattr("dtrak.features.store.write_rows", noted)  # a worker calls the function that it imported
+    here = featurize(model, images, ["simple", "square"], SETTINGS, tmp_path / "here", "train")
+    there = featurize(model, images, ["simple", "square"], SETTINGS, tmp_path / "there", "train", engine)
+    assert len(written) == came_home
+    for objective, store in here.items():
+        assert there[objective].numpy().tobytes() == store.numpy().tobytes()
 
 
 def test_what_a_worker_gets_does_not_grow_with_the_images(tmp_path: Path) -> None:

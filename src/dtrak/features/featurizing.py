@@ -98,31 +98,38 @@ def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None, share: 
     """Compute what the stores of the work's objectives lack, and keep how many seconds a row took."""
     total, rows_done = Cost(), 0
 
-    def counted(shard: Shard) -> Tensor:
+    def counted(rows: range, shard: Shard) -> Tensor | None:
         nonlocal total, rows_done
-        total, rows_done = total + shard.cost, rows_done + shard.features.shape[1]
-        return torch.from_numpy(shard.features)
+        total, rows_done = total + shard.cost, rows_done + len(rows)
+        return None if shard.features is None else torch.from_numpy(shard.features)
+
+    def computed(rows: range) -> Tensor:
+        features = counted(rows, shard_of(work, part_of(work.images, rows), advance))
+        assert features is not None
+        return features
 
     shards = stores[0].shards
     count = sum(len(shards[index]) for index in (range(len(shards)) if share is None else share.of(len(shards))))
     with progress_bar("features", count, "images") as advance:
         if engine is None or share is not None:
-            fill(stores, lambda rows: counted(shard_of(work, part_of(work.images, rows), advance)), advance, share)
+            fill(stores, computed, advance, share)
         else:
-            by = partial(_shards_by, engine, work)
-            fill_from(stores, lambda missing: ((rows, counted(one)) for rows, one in by(missing)), advance)
+            by = partial(_shards_by, engine, work, stores)
+            fill_from(stores, lambda missing: ((rows, counted(rows, one)) for rows, one in by(missing)), advance)
     if rows_done:  # other processes may have computed all of them
         for store in stores:
             store.keep_cost(total * (1 / (rows_done * len(stores))))
 
 
-def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tuple[range, Shard]]:
+def _shards_by(
+    engine: Engine, work: Work, stores: Sequence[FeatureStore], missing: list[range]
+) -> Iterator[tuple[range, Shard]]:
     """Yield shards as an engine's workers finish them; each has as many threads as this process would take for it.
 
     Workers read the images themselves. If one cannot, the pixels of the shards that are still missing are sent.
     """
     left = dict.fromkeys(missing)
-    for part, shard in _run(engine, work, Parts(work.images, missing, by_name=True)):
+    for part, shard in _run(engine, work, stores, Parts(work.images, missing, by_name=True)):
         if isinstance(shard, Unseen):
             part_of(work.images, part.rows).loaded()  # if the image is gone here, too, this says so
             break
@@ -131,22 +138,22 @@ def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tup
     else:
         return
     say(f"workers cannot read {work.images.source} themselves ({shard.reason}): pixels are sent to them")
-    for part, shard in _run(engine, work, Parts(work.images, list(left), by_name=False)):
+    for part, shard in _run(engine, work, stores, Parts(work.images, list(left), by_name=False)):
         assert isinstance(shard, Shard)
         yield part.rows, shard
 
 
-def _run(engine: Engine, work: Work, parts: Parts) -> Iterator[tuple[Part, Shard | Unseen]]:
+def _run(
+    engine: Engine, work: Work, stores: Sequence[FeatureStore], parts: Parts
+) -> Iterator[tuple[Part, Shard | Unseen]]:
     threads = useful_threads(work.features.pass_bytes, torch.get_num_threads())
     device = work.model.device
     gpu, card = gpu_of(str(device))
-    running: Iterator[tuple[Part, Shard | Unseen]] = iter(())
     try:
         if gpu and not engine.is_here:
             work.model.to("cpu")  # a worker may know this GPU under another name
-        sent = SentWork.of(replace(work, device=device_of_worker(engine, str(device))))
-        running = engine.run(shard_of_sent, sent, parts, threads, gpu, card or None)  # card 0 may mean just cuda
-        yield from running
+        sent = SentWork.of(replace(work, device=device_of_worker(engine, str(device))), stores)
+        yield from engine.run(shard_of_sent, sent, parts, threads, gpu, card or None)  # card 0 may mean just cuda
     finally:
         work.model.to(device)
 

@@ -2,13 +2,16 @@
 
 A worker gets the model once, and then parts of the images: those of one shard. Where their source can be opened by its
 name, a part has only names, and the worker reads these images itself. Otherwise it has their pixels. So no process
-needs all images. The content of each image is compared with what it was when the features were begun.
+needs all images. The content of each image is compared with what it was when the features were begun. A worker that
+sees the stores writes the shard itself; otherwise the features come home.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import overload
 
 import numpy as np
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 from dtrak.errors import DtrakError
 from dtrak.features.inputs import ModelInputs
 from dtrak.features.settings import FeatureSettings
-from dtrak.features.store import Cost
+from dtrak.features.store import MANIFEST, Cost, FeatureStore, write_rows
 from dtrak.features.trajectories import Trajectories
 from dtrak.gradients.featurizer import Copies, Featurizer, NotFiniteError
 from dtrak.gradients.objectives import OBJECTIVES, Objective
@@ -69,6 +72,30 @@ class Work:
         )
 
 
+@dataclass(frozen=True)
+class Place:
+    """The folder of a store, and what its manifest is on the disk, so that no other folder is taken for it."""
+
+    folder: str
+    manifest: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, store: FeatureStore) -> "Place":
+        return cls(os.path.abspath(store.folder), _state(store.folder))
+
+    @property
+    def is_seen(self) -> bool:
+        try:
+            return _state(Path(self.folder)) == self.manifest
+        except OSError:
+            return False
+
+
+def _state(folder: Path) -> tuple[int, int, int]:
+    found = os.stat(folder / MANIFEST)
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 @dataclass(frozen=True, eq=False)
 class SentWork:
     """Work as a worker gets it, with the functions that Python code gave, as the worker does not know their names."""
@@ -76,14 +103,23 @@ class SentWork:
     work: Work
     objectives: dict[str, Objective]
     projections: dict[str, MakeProjection]
+    places: tuple[Place, ...] = ()  # of the stores
 
     @classmethod
-    def of(cls, work: Work) -> "SentWork":
+    def of(cls, work: Work, stores: Sequence[FeatureStore] = ()) -> "SentWork":
         projection = work.settings.projection_of(work.apart)
         if isinstance(work.images, ModelInputs):  # images come with the parts; the condition of one is needed before
             first = work.images.select([0]).alone()
             work = replace(work, images=replace(first, images=first.images.select([])))
-        return cls(work, OBJECTIVES.added(work.objectives), PROJECTIONS.added([projection]))
+        added = OBJECTIVES.added(work.objectives), PROJECTIONS.added([projection])
+        return cls(work, *added, tuple(Place.of(store) for store in stores))
+
+    @cached_property
+    def stores(self) -> list[FeatureStore]:
+        """The stores, if this process sees them; none of them otherwise."""
+        if all(place.is_seen for place in self.places):
+            return [FeatureStore.open(Path(place.folder)) for place in self.places]
+        return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +181,9 @@ class Parts(Sequence[Part]):
 class Shard:
     """The features of some rows, and the seconds that they took."""
 
-    # [objectives, b, k] or [objectives, b, KZ, k]; an array of numpy, as tensors would be sent through shared memory
-    features: NDArray[np.float32]
+    # [objectives, b, k] or [objectives, b, KZ, k]; an array of numpy, as tensors would be sent through shared memory.
+    # None if a worker has written them.
+    features: NDArray[np.float32] | None
     cost: Cost
 
 
@@ -181,7 +218,11 @@ def shard_of_sent(sent: SentWork, part: Part) -> Shard | Unseen:
         if isinstance(error.__cause__, OSError):  # the worker may be on a machine without these files
             return Unseen(str(error))
         raise
-    return shard_of(sent.work, part)
+    shard = shard_of(sent.work, part)
+    if not sent.stores or shard.features is None:
+        return shard
+    write_rows(sent.stores, part.rows, torch.from_numpy(shard.features))
+    return replace(shard, features=None)
 
 
 def _of_pass(work: Work, part: Part, rows: list[int]) -> Tensor:

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError, UsageError
+from dtrak.images.found import FoundImages
 from dtrak.images.pictures import Picture, common_shape, file_errors, regular
 from dtrak.images.selection import Selection
-from dtrak.images.sources import FoundImages, check_header, described, find_source, widened
+from dtrak.images.sources import check_header, described, find_source, widened
 
 if TYPE_CHECKING:
     import torch
