@@ -4,8 +4,9 @@
 
 The images are digits in a folder, which each worker reads for itself. Throughput is counted from the moment when every
 worker has finished its first shard to the last shard, so that the start of workers is left out. One worker and two take
-turns, and the best of each counts, as other programs may run on the machine. Then three workers compute the same
-features while one of their nodes is killed. Everything has to have the bytes of one process alone.
+turns, and the best of each counts, as other programs may run on the machine. If workers compute nearly all the time,
+only the cores limit them. Then three workers compute the same features while one of their nodes is killed. Everything
+has to have the bytes of one process alone.
 """
 
 import argparse
@@ -43,8 +44,9 @@ def main() -> None:
         for turn, workers in enumerate([1, 2] * arguments.rounds):
             timed = Timed(make_engine("ray", workers, cluster.address))
             check(features(home, f"{turn}", timed) == expected, f"{workers} workers")
-            rates[workers].append(timed.rate(workers))
-            print(f"{workers} workers: {rates[workers][-1]:.1f} images per second", flush=True)
+            rate, busy = timed.rate(workers)
+            rates[workers].append(rate)
+            print(f"{workers} workers: {rate:.1f} images per second, each computes {busy:.0%} of the time", flush=True)
         print(f"a job has at most {timed.job_bytes:,} bytes", flush=True)
         print(f"2 workers are {max(rates[2]) / max(rates[1]):.2f} × as fast as 1, by the best of each", flush=True)
         killing = Killing(make_engine("ray", 3, cluster.address), cluster)
@@ -98,19 +100,22 @@ class Timed:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.done: list[tuple[float, int]] = []  # the time, and the number of images
+        self.done: list[tuple[float, int, float]] = []  # the time, the number of images, and the seconds that they took
         self.job_bytes = 0
 
     def run(self, *arguments: Any) -> Iterator[Any]:
         for job, result in self.engine.run(*arguments):
-            self.done.append((time.monotonic(), len(job.rows)))
+            cost = result.cost
+            self.done.append((time.monotonic(), len(job.rows), cost.gradients + cost.projection))
             self.job_bytes = max(self.job_bytes, len(pickle.dumps(job)))
             yield job, result
 
-    def rate(self, workers: int) -> float:
-        """Return the images per second after all workers have begun."""
+    def rate(self, workers: int) -> tuple[float, float]:
+        """Return the images per second after all workers have begun, and the share of its time that each computes."""
         first = 2 * workers  # each has had a shard that began while others started
-        return sum(count for _, count in self.done[first:]) / (self.done[-1][0] - self.done[first - 1][0])
+        seconds = self.done[-1][0] - self.done[first - 1][0]
+        _, counts, busy = zip(*self.done[first:], strict=True)
+        return sum(counts) / seconds, sum(busy) / seconds / workers
 
 
 class Killing(Timed):

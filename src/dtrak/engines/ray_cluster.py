@@ -66,10 +66,12 @@ class RayCluster:
                         continue
                     if isinstance(reply, Exception):
                         raise reply
-                    while waiting and crew.has_room(actor):
+                    while waiting and crew.has_room(actor, len(waiting)):
                         index = waiting.popleft()
                         crew.give(actor, Given(index, jobs[index]))
-                    if given is not None:
+                    if given is None:
+                        deaths[None] = 0
+                    else:
                         yield given.job, reply[0]
             finally:
                 crew.end()
@@ -187,7 +189,7 @@ def _given_up(given: Given[Job] | None, last: LostError) -> DtrakError:
 
 
 class Crew(Generic[Job]):
-    """The actors of a cluster, by number. Each runs one job, and has another one that waits."""
+    """The actors of a cluster, by number. Each runs one job, and may have another one that waits."""
 
     def __init__(self, ray: Any, task: tuple[Callable[[Any, Any], Any], Any], threads: int, gpu: bool) -> None:
         self.ray = ray
@@ -213,8 +215,10 @@ class Crew(Generic[Job]):
         self._replies[self._actors[number].ready.remote()] = number, None
         return [one for one in given if one is not None]
 
-    def has_room(self, number: int) -> bool:
-        return sum(one == number for one, _ in self._replies.values()) < GIVEN
+    def has_room(self, number: int, waiting: int) -> bool:
+        """Tell whether an actor may have another job; the last jobs are left to those that have none."""
+        most = GIVEN if waiting > len(self._actors) else 1
+        return sum(one == number for one, _ in self._replies.values()) < most
 
     def give(self, number: int, given: Given[Job]) -> None:
         self._replies[self._actors[number].run.remote(given.job)] = number, given
