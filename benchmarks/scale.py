@@ -107,7 +107,7 @@ def measured(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
     try:
         for step in (make, fit, rule, question, build, search, compare):
             run(step.__name__, step)
-        for name in PEERS if rows <= MOST else ():
+        for name in PEERS if rows * dim <= MOST else ():
             try:
                 run(name, by_peer, name, found["damping"])
             except ImportError as error:
@@ -135,7 +135,7 @@ def make(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
         own = random.standard_normal(block.shape, dtype=np.float32) * synthetic.deviations * np.float32(0.1)
         stores[0].write(index, torch.from_numpy(block))
         stores[1].write(index, torch.from_numpy(block + own))
-    if rows <= MOST:
+    if rows * dim <= MOST:
         hand_over(folder)
     return {}
 

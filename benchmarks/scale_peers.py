@@ -1,9 +1,9 @@
 """Scores of one picture by others, from the same rows: plain numpy, traker's scoring, and dattri's.
 
 Peers are installed by `pip install --no-deps traker dattri`; one that is not there is left out. All of them hold the
-rows [N, k] in memory, and traker and dattri one more array of that size, so they are measured with at most `MOST` rows.
-dattri has no scoring apart from its gradients. Its model here is a product of its parameters with a row, so that the
-gradient of a row is the row, and its projection is the identity.
+rows [N, k] in memory, and traker and dattri one more array of that size, so they are measured with at most `MOST`
+numbers. dattri has no scoring apart from its gradients. Its model here is a product of its parameters with a row, so
+that the gradient of a row is the row, and its projection is the identity.
 """
 
 import logging
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dtrak.features.store import FeatureStore
 
-MOST = 100_000
+MOST = 100_000 * 1024  # numbers
 BATCH = 1000
 Scored = Callable[[NDArray[np.float32], NDArray[np.float32], float], NDArray[np.float32]]
 

@@ -60,7 +60,7 @@ def code(folder: Path) -> None:
     for _, block in vectors.blocks():
         found.add(block)
     with write_errors(folder / FILE):
-        (folder / FILE).write_bytes(faiss.serialize_index(found).tobytes())
+        (folder / FILE).write_bytes(faiss.serialize_index(found).data)
 
 
 class ShortList:
