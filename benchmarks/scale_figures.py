@@ -68,5 +68,5 @@ def draw(results: list[Result], path: Path, dim: int = 1024) -> None:
             simplify_frame(axes, "y")
             axes.set_xticks(sizes, [f"{int(size):,}" for size in sizes])
             axes.minorticks_off()
-        times.legend(frameon=False, fontsize=6)
+        times.legend(frameon=False, fontsize=6, loc="center right", bbox_to_anchor=(1.0, 0.36))
         figure.save(path)

@@ -5,8 +5,8 @@
 The images are digits in a folder, which each worker reads for itself. Throughput is counted from the moment when every
 worker has finished its first shard to the last shard, so that the start of workers is left out. One worker and two take
 turns, and the best of each counts, as other programs may run on the machine. If workers compute nearly all the time,
-only the cores limit them. Then three workers compute the same features while one of their nodes is killed. Everything
-has to have the bytes of one process alone.
+and two of them need no more CPU for an image than one, only the cores limit them. Then three workers compute the same
+features while one of their nodes is killed. Everything has to have the bytes of one process alone.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import pickle
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,9 +44,13 @@ def main() -> None:
         for turn, workers in enumerate([1, 2] * arguments.rounds):
             timed = Timed(make_engine("ray", workers, cluster.address))
             check(features(home, f"{turn}", timed) == expected, f"{workers} workers")
-            rate, busy = timed.rate(workers)
+            rate, busy, of_cpu = timed.rate(workers)
             rates[workers].append(rate)
-            print(f"{workers} workers: {rate:.1f} images per second, each computes {busy:.0%} of the time", flush=True)
+            print(
+                f"{workers} workers: {rate:.1f} images per second, {of_cpu:.1f} per second of a worker's CPU; "
+                f"each computes {busy:.0%} of the time",
+                flush=True,
+            )
         print(f"a job has at most {timed.job_bytes:,} bytes", flush=True)
         print(f"2 workers are {max(rates[2]) / max(rates[1]):.2f} × as fast as 1, by the best of each", flush=True)
         killing = Killing(make_engine("ray", 3, cluster.address), cluster)
@@ -100,22 +104,27 @@ class Timed:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.done: list[tuple[float, int, float]] = []  # the time, the number of images, and the seconds that they took
+        # for each shard: the time, the number of images, the seconds that they took, and the CPU seconds of all workers
+        self.done: list[tuple[float, int, float, float]] = []
         self.job_bytes = 0
 
     def run(self, *arguments: Any) -> Iterator[Any]:
         for job, result in self.engine.run(*arguments):
             cost = result.cost
-            self.done.append((time.monotonic(), len(job.rows), cost.gradients + cost.projection))
+            self.done.append((time.monotonic(), len(job.rows), cost.gradients + cost.projection, cpu_seconds()))
             self.job_bytes = max(self.job_bytes, len(pickle.dumps(job)))
             yield job, result
 
-    def rate(self, workers: int) -> tuple[float, float]:
-        """Return the images per second after all workers have begun, and the share of its time that each computes."""
+    def rate(self, workers: int) -> tuple[float, float, float]:
+        """Return images per second, the share of its time that a worker computes, and images per second of its CPU.
+
+        All are counted after every worker has begun.
+        """
         first = 2 * workers  # each has had a shard that began while others started
         seconds = self.done[-1][0] - self.done[first - 1][0]
-        _, counts, busy = zip(*self.done[first:], strict=True)
-        return sum(counts) / seconds, sum(busy) / seconds / workers
+        _, counts, busy, _ = zip(*self.done[first:], strict=True)
+        cpu = self.done[-1][3] - self.done[first - 1][3]
+        return sum(counts) / seconds, sum(busy) / seconds / workers, sum(counts) / cpu
 
 
 class Killing(Timed):
@@ -130,6 +139,16 @@ class Killing(Timed):
             if len(self.done) == KILL_AFTER:
                 self.cluster.remove_node(self.cluster.list_all_nodes()[-1], allow_graceful=False)
             yield done
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds that all actors of Ray on this machine have taken."""
+    ticks = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it may have ended
+            if (process / "cmdline").read_bytes().startswith(b"ray::Actor"):
+                ticks += sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def check(is_same: bool, what: str) -> None:
