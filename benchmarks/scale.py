@@ -1,7 +1,8 @@
 """Time and memory of fitting, of λ by rule, of one question, and of an index, for many training images.
 
-    python benchmarks/scale.py                                          # all sizes; needs 10 GB of disk
+    python benchmarks/scale.py --real FOLDER                            # all sizes; needs 12 GB of disk
     python benchmarks/scale.py --rows 100000 --dim 1024 --real FOLDER   # one size
+    python benchmarks/scale.py --figure FILE                            # draw the results that there are
 
 Features are synthetic, with a real spectrum. FOLDER has features of every copy of real images, in a feature store such
 as RUN/features/…/train-square-copies; each row is scaled to length 1. A synthetic row is √½ of a real one, of nine
@@ -9,7 +10,7 @@ tenths of them, and √½ of Gaussian noise with their covariance. The second ob
 noise of its own. Queries are made in the same way from the other tenth of the real rows.
 
 Each step is a process of its own, so that its peak of memory is its own. Seconds are of the CPU, as other programs may
-run on the machine; those of a search are of the clock.
+run on the machine; those of a search are of the clock. `scale_peers.py` has what others take for the same rows.
 """
 
 import argparse
@@ -28,8 +29,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
+from scale_figures import draw, show
+from scale_peers import MOST, PEERS, hand_over, peer
 
 from dtrak.attribution.held import Holder
 from dtrak.attribution.index import Index
@@ -76,31 +77,49 @@ class Synthetic:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--real", type=Path, required=True, help="a store of features of every copy of real images")
+    parser.add_argument("--real", type=Path, help="a store of features of every copy of real images")
     parser.add_argument("--rows", type=int, help="N of one size")
     parser.add_argument("--dim", type=int, default=1024, help="k of one size")
     parser.add_argument("--folder", type=Path, default=Path("scale"), help="where features are made, and removed")
     parser.add_argument("--out", type=Path, default=Path("scale.json"), help="the results, to which more are added")
+    parser.add_argument("--figure", type=Path, help="where to draw the results: .png, .svg or .pdf")
     arguments = parser.parse_args()
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    for rows, dim in SIZES if arguments.rows is None else [(arguments.rows, arguments.dim)]:
-        results = [one for one in results if (one["N"], one["k"]) != (rows, dim)]
-        results.append(measured(arguments.real, arguments.folder / f"{rows}-{dim}", rows, dim))
-        arguments.out.write_text(json.dumps(results, indent=2))
+    if arguments.real is not None:
+        for rows, dim in SIZES if arguments.rows is None else [(arguments.rows, arguments.dim)]:
+            results = [one for one in results if (one["N"], one["k"]) != (rows, dim)]
+            results.append(measured(arguments.real, arguments.folder / f"{rows}-{dim}", rows, dim))
+            arguments.out.write_text(json.dumps(results, indent=2))
     show(results)
+    if arguments.figure is not None:
+        draw(results, arguments.figure)
 
 
 def measured(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
     """Run all steps for one size, and remove its files."""
     found: dict[str, float] = {"N": rows, "k": dim}
+
+    def run(name: str, step: Callable[..., Any], *more: Any) -> None:
+        result, seconds, peak = in_process(step, real, folder, rows, dim, *more)
+        found.update({f"{name} s": round(seconds, 2), f"{name} MB": round(peak), **result})
+        print(found, flush=True)
+
     try:
-        for step in (make, fit, rule, question, build, search):
-            result, seconds, peak = in_process(step, real, folder, rows, dim)
-            found |= {f"{step.__name__} s": round(seconds, 2), f"{step.__name__} MB": round(peak), **result}
-            print(found, flush=True)
+        for step in (make, fit, rule, question, build, search, compare):
+            run(step.__name__, step)
+        for name in PEERS if rows * dim <= MOST else ():
+            try:
+                run(name, by_peer, name, found["damping"])
+            except ImportError as error:
+                print(f"{name} is left out: {error}", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return found
+
+
+def by_peer(real: Path, folder: Path, rows: int, dim: int, name: str, damping: float) -> dict[str, float]:
+    """Score all images for one picture with another package."""
+    return peer(name, folder, queries(real, dim)[:1], damping)
 
 
 def make(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
@@ -116,6 +135,8 @@ def make(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
         own = random.standard_normal(block.shape, dtype=np.float32) * synthetic.deviations * np.float32(0.1)
         stores[0].write(index, torch.from_numpy(block))
         stores[1].write(index, torch.from_numpy(block + own))
+    if rows * dim <= MOST:
+        hand_over(folder)
     return {}
 
 
@@ -136,8 +157,9 @@ def rule(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
 def question(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
     """Score all images for one picture, and hold the strongest."""
     kernel, asked = training(folder, rows), queries(real, dim)[:1]
-    holder = Holder(TOP, {})
-    holder.add(kernel.kernel.scores(kernel.kernel.coordinates(asked), kernel.absolute(AUTO)))
+    holder, scores = Holder(TOP, {}), kernel.kernel.scores(kernel.kernel.coordinates(asked), kernel.absolute(AUTO))
+    holder.add(scores)
+    np.save(folder / "scores.npy", scores[0])
     return {}
 
 
@@ -149,28 +171,33 @@ def build(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
 
 
 def search(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
-    """Search in the index, and compare with exact scores."""
+    """Search in the index."""
     started = time.perf_counter()
     index, asked = Index.open(folder / "index"), queries(real, dim)
+    index.prepare()
     opened = time.perf_counter() - started
-    index.nearest([asked[:1]], TOP)  # opens its files
+    index.nearest([asked[:1]], TOP)
     taken, found = [], []
     for query in asked:
         started = time.perf_counter()
         found.append(index.nearest([query[None]], TOP)[0][0])
         taken.append(time.perf_counter() - started)
-    kernel = training(folder, rows)
-    scores = kernel.kernel.scores(kernel.kernel.coordinates(asked), kernel.absolute(AUTO))
-    best = np.argpartition(-scores, TOP, axis=1)[:, :TOP]
-    recall = np.mean(
-        [len({*mine.tolist()} & {*theirs.tolist()}) / TOP for mine, theirs in zip(found, best, strict=True)]
-    )
+    np.save(folder / "found.npy", np.stack(found))
     return {
         "open s": round(opened, 2),
         "search ms": round(1000 * float(np.median(taken)), 1),
         "slowest ms": round(1000 * max(taken), 1),
-        "recall": round(float(recall), 4),
     }
+
+
+def compare(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
+    """Compare what was found with the strongest by exact scores."""
+    kernel, asked = training(folder, rows), queries(real, dim)
+    scores = kernel.kernel.scores(kernel.kernel.coordinates(asked), kernel.absolute(AUTO))
+    best = [np.argpartition(-row, TOP)[:TOP] for row in scores]
+    found = np.load(folder / "found.npy")
+    recall = [len({*mine.tolist()} & {*theirs.tolist()}) / TOP for mine, theirs in zip(found, best, strict=True)]
+    return {"recall": round(float(np.mean(recall)), 4)}
 
 
 def queries(real: Path, dim: int) -> NDArray[np.float32]:
@@ -204,25 +231,6 @@ def _timed(step: Callable[..., Any], *arguments: Any) -> tuple[dict[str, float],
     started = time.process_time()
     found = step(*arguments)
     return found, time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def show(results: list[dict[str, float]]) -> None:
-    """Print a table, and for each k the exponent of N that fits best."""
-    steps = ("fit", "rule", "question", "build")
-    table = Table("N", "k", *(f"{step} s" for step in steps), "search ms", "recall", "index MB", "most MB")
-    for one in results:
-        most = max(
-            value for name, value in one.items() if name.endswith(" MB") and not name.startswith(("index", "make"))
-        )
-        row = [one["N"], one["k"], *(one[f"{step} s"] for step in steps), one["search ms"], one["recall"]]
-        table.add_row(*(f"{value:,}" for value in (*row, one["index MB"], most)))
-    Console(width=140).print(table)
-    for dim in sorted({one["k"] for one in results}):
-        same = [one for one in results if one["k"] == dim]
-        if len(same) > 1:
-            sizes = np.log([one["N"] for one in same])
-            slopes = {step: np.polyfit(sizes, np.log([one[f"{step} s"] for one in same]), 1)[0] for step in steps}
-            print(f"k = {dim}, exponents of N:", ", ".join(f"{step} {slope:.2f}" for step, slope in slopes.items()))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,13 @@ import os
 import re
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+MANY = 500  # files of a folder
+_writes_until_next: Counter[str] = Counter()  # by folder
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
@@ -24,7 +27,7 @@ def temporary_name(path: Path) -> Path:
 @contextmanager
 def temporary(path: Path, is_folder: bool = False) -> Iterator[Path]:
     """Make a file or folder beside `path` that is locked during the block; after it, it is removed unless renamed."""
-    clear_leftovers(path.parent, path.name)
+    _clear_now_and_then(path)
     found, lock = _locked(path, is_folder)
     try:
         yield found
@@ -40,6 +43,21 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
             found = TEMPORARY.fullmatch(entry.name)
             if found and name in (None, found[1]) and not entry.is_symlink():
                 _remove_unless_locked(Path(entry.path), entry.is_dir())
+
+
+def _clear_now_and_then(path: Path) -> None:
+    """Clear leftovers for this path; in a folder with many files, clear all of them, but only after as many writes.
+
+    So the time of a write does not grow with the number of files beside it.
+    """
+    folder = os.path.abspath(path.parent)
+    if _writes_until_next[folder] > 0:
+        _writes_until_next[folder] -= 1
+        return
+    with suppress(OSError):
+        count = sum(1 for _ in os.scandir(folder))
+        clear_leftovers(path.parent, path.name if count <= MANY else None)
+        _writes_until_next[folder] = count if count > MANY else 0
 
 
 def clear_leftovers_below(folders: Iterable[Path]) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 
 import dtrak
 from commands import dtrak as command
-from dtrak.attribution import indexing, short_lists
+from dtrak.attribution import short_lists
 from dtrak.attribution.index import Index
 from dtrak.attribution.indexing import add_images, remove_images
-from dtrak.errors import DtrakError, UsageError
+from dtrak.errors import UsageError
 from dtrak.images.images import load_images
 
 OPTIONS = ("--timesteps", "2", "--projection-dim", "96", "--parameters", "conv_out")
@@ -57,7 +58,7 @@ def test_search_finds_the_strongest_with_their_exact_scores(
     index = made(folder, "--method", method)
     if with_faiss:
         monkeypatch.setattr(short_lists, "LEAST", 1)
-        short_lists.code(np.load(index.folder / "images/vectors.npy"), index.folder / "images")
+        short_lists.code(index.folder / "images")
         assert (index.folder / "images/vectors.faiss").exists()
     monkeypatch.setattr("dtrak.attribution.index.SHORT_LIST", 60)  # of 150
     exact = dtrak.Scores.load(folder / "scores.npz", method)
@@ -163,20 +164,42 @@ def test_faults_are_one_clear_line(folder: Path) -> None:
     assert not (folder / "other").exists()
 
 
-def test_a_full_disk_leaves_the_old_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_an_index_leaves_the_old_one(folder: Path) -> None:
+    """There is room for the matrix, but not for the vectors."""
     index = made(folder, "--method", "d-trak")
-    before = (index.folder / "images/vectors.npy").read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(indexing, "compressed", lambda *_: (full() for _ in range(1)))
-    monkeypatch.chdir(folder)
-    from dtrak.cli.index import _make
-    from dtrak.cli.scoring import Scoring
-
-    with pytest.raises(DtrakError, match=r"cannot write .*vectors.npy: No space left on device"):
-        _make(Scoring({}, "d-trak", folder / "cache"), None, folder / "index", "cpu")
-    assert (index.folder / "images/vectors.npy").read_bytes() == before
+    before = content(index.folder)
+    again = ("index", "--cache", "cache", "--out", "index", "--method", "d-trak")
+    outcome = command(*again, cwd=folder, largest_file=len(before["matrix-0.npy"]) + 1000)
+    assert outcome.code == 1
+    assert re.search(r"dtrak: cannot write .*vectors.npy: File too large\n$", outcome.err)
+    assert content(index.folder) == before
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-    assert len(Index.open(folder / "index")) == 150
+    assert command(*again, cwd=folder).code == 0
+    assert content(index.folder) == before
+
+
+def test_a_disk_that_fills_up_while_images_are_added_leaves_the_index_as_it_was(folder: Path) -> None:
+    index = made(folder, "--method", "d-trak")
+    before = content(index.folder)
+    new = load_images("digits:train").select(range(200, 240))
+    np.savez(folder / "new.npz", images=new.pixels(range(40)), ids=new.ids)
+    add = ("index", "--out", "index", "--add", "new.npz")
+    for room in (1000, len(before["matrix-0.npy"]) // 4 + 1000):  # for none of their features, for some of the files
+        outcome = command(*add, cwd=folder, largest_file=room)
+        assert outcome.code == 1
+        assert re.search(r"dtrak: cannot write index/added-1/.*: File too large\n$", outcome.err)
+        assert content(index.folder).items() >= before.items()
+        assert len(Index.open(index.folder)) == 150
+    assert command(*add, cwd=folder).code == 0
+    assert len(Index.open(index.folder)) == 190
+
+
+def test_features_that_were_moved_are_named(folder: Path) -> None:
+    made(folder, "--method", "d-trak")
+    (folder / "cache").rename(folder / "moved")
+    message = refused(folder, "search", "index", "--queries", "train.npz", "--out", "top.csv")
+    assert f"no features at {folder / 'cache' / 'train-square'}" in message

@@ -18,8 +18,9 @@ from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.evaluation import jobs, redrawing
 from dtrak.evaluation.jobs import Retraining, TrainingJob, run_jobs
-from dtrak.features.featurizing import FeatureSettings, SentWork, Work, _shards_by
+from dtrak.features.featurizing import FeatureSettings, _shards_by
 from dtrak.features.inputs import ModelInputs
+from dtrak.features.shards import SentWork, Work
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
 from test_engines import seen_card
@@ -61,7 +62,6 @@ class Recorded:
     """An engine that keeps what it was asked for, and does nothing."""
 
     is_here = False
-    is_remote = False
 
     def run(self, work: Any, context: Any, jobs: Any, threads: int, gpu: bool, card: int | None) -> Iterator[Any]:
         self.asked = gpu, card, (context.work if isinstance(context, SentWork) else context).device
@@ -112,7 +112,7 @@ def test_features_ask_for_the_card_that_the_model_is_on(
     monkeypatch.setattr(DiffusionModel, "device", property(lambda self: torch.device(device)))
     monkeypatch.setattr(DiffusionModel, "to", lambda self, place: moves.append(str(place)))
     engine = Recorded()
-    assert list(_shards_by(engine, work, [range(2)])) == []
+    assert list(_shards_by(engine, work, [], [range(2)])) == []
     assert engine.asked == asked
     assert moves == ([device] if device == "cpu" else ["cpu", device]), "it comes back"
 

@@ -1,6 +1,7 @@
 """The store survives kills, damage, company and other people's settings."""
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch import Tensor
 from commands import dtrak, dtrak_started
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.store import SHARD_ROWS, FeatureStore, Manifest, fill
+from dtrak.files import write_bytes
 from dtrak.images.images import load_images
 
 MANIFEST = Manifest(
@@ -252,3 +254,20 @@ def test_a_checked_shard_is_read_again_only_after_it_has_changed(tmp_path: Path)
     assert FeatureStore.open(tmp_path).left_out() == [3]
     (tmp_path / "checked.json").write_text("{")
     assert FeatureStore.open(tmp_path).missing() == []
+
+
+def test_the_time_of_a_write_does_not_grow_with_the_files_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with many files is looked through once for as many writes; then what a killed writer left is gone."""
+    for number in range(600):
+        (tmp_path / f"shard-{number:05d}").touch()
+    scans, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: scans.append(folder) or scandir(folder))
+    leftover = tmp_path / ".shard-00001.0badcafe.tmp"
+    for number in range(603):
+        if number == 1:
+            leftover.write_bytes(b"half a shard")
+        write_bytes(tmp_path / f"more-{number % 3}", b"x")
+    assert len(scans) == 4, "it was counted and cleared twice"
+    assert not leftover.exists()

@@ -363,3 +363,32 @@ def test_hugging_face_refusals(tmp_path: Path, no_hub: None) -> None:
     refused(
         lambda: load_images(f"hf:{tmp_path / 'holes'}:train"), f"hf:{tmp_path / 'holes'}:train, row 1: it has no image"
     )
+
+
+# folders on other machines
+
+
+def test_a_remote_folder_is_as_the_same_folder_here(tmp_path: Path) -> None:
+    """fsspec opens file:// as it does s3://; there are labels from class folders, or columns from a table."""
+    for name in ("b/2.png", "a/1.png", "a/.hidden.png"):
+        save_image(tmp_path / "classes" / name, noise(4, 4))
+    (tmp_path / "classes" / "b" / "notes.txt").touch()
+    for name in ("1.png", "2.png"):
+        save_image(tmp_path / "table" / name, noise(4, 4, seed=int(name[0])))
+    (tmp_path / "table" / "metadata.jsonl").write_text(
+        '{"file_name": "2.png", "artist": "Monet"}\n{"file_name": "1.png", "artist": "Hokusai"}\n'
+    )
+    for name in ("classes", "table"):
+        here, there = load_images(str(tmp_path / name)), load_images((tmp_path / name).as_uri())
+        assert there.fingerprint == here.fingerprint
+        assert there.ids.tolist() == here.ids.tolist()
+        assert {key: one.tolist() for key, one in there.columns.items()} == {
+            key: one.tolist() for key, one in here.columns.items()
+        }
+        np.testing.assert_array_equal(everything(there), everything(here))
+
+
+def test_a_remote_folder_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    refused(lambda: load_images((tmp_path / "empty").as_uri()), "no images in file://", ".png")
+    refused(lambda: load_images("nosuch://bucket/images"), "cannot read nosuch://bucket/images", "Protocol not known")

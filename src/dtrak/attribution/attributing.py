@@ -11,8 +11,8 @@ from dtrak.attribution.scoring import score, strongest
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.features.encoders import ENCODERS, LoadEncoder
-from dtrak.features.featurizing import MakeProjection
 from dtrak.features.settings import DEFAULT_ENCODER
+from dtrak.features.shards import MakeProjection
 from dtrak.files import kept_until_done
 from dtrak.gradients.objectives import OBJECTIVES, Objective
 from dtrak.gradients.projecting import PROJECTIONS

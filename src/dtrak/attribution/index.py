@@ -7,7 +7,8 @@ added: their ids and columns, their vectors, and the place of their features.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,6 +44,16 @@ TIMES_TOP = 10  # and at least so many times the images that are asked for
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where images come from, so that they can be shown."""
+
+    source: str  # what `load_images` takes
+    shape: tuple[int, int, int]  # (C, H, W)
+    crop: int | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
 class Segment:
     """Some images of an index: a folder in the index, the folder of their features, and what these were."""
 
@@ -50,6 +61,7 @@ class Segment:
     features: str
     digests: dict[str, str]  # of the stores of features, by name
     rows: int
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True)
@@ -101,15 +113,23 @@ class Index:
         """Return how many images can be found."""
         return sum(segment.rows for segment in self.description.segments) - len(self.description.removed)
 
-    def search(self, queries: Images | str | Path, top: int = 20, *, model: "DiffusionModel | None" = None) -> Scores:
+    def search(
+        self,
+        queries: Images | str | Path,
+        top: int = 20,
+        *,
+        model: "DiffusionModel | None" = None,
+        folder: Path | None = None,
+    ) -> Scores:
         """Return the `top` strongest proponents of each query, with their exact scores.
 
-        The model is opened from where it was when the index was made, unless it is given.
+        The model is opened from where it was when the index was made, unless it is given. Features of the queries are
+        kept in the `folder`, if one is given.
         """
         check_number("top", top)
         asked = queries if isinstance(queries, Images) else load_images(str(queries))
-        with TemporaryDirectory() as temporary:
-            task = self.task(asked, Path(temporary), model)
+        with nullcontext(folder) if folder is not None else TemporaryDirectory() as place:
+            task = self.task(asked, Path(place), model)
             features = [vectors.queries for vectors in self.source.inputs(task)]
         positions, values = self.nearest(features, top)
         ids, columns = self.ids[positions], {name: column[positions] for name, column in self.columns.items()}
@@ -159,6 +179,11 @@ class Index:
                 )
         order = np.argsort(-scores, kind="stable")[:top]
         return places[order], self.method.sharpened(scores[order])
+
+    def prepare(self) -> None:
+        """Open all files now, so that the first question takes as long as others."""
+        _ = self.ids, self.columns, self.matrices, self._rows, self._lists
+        _ = [part.kernel.basis for part in self.parts]
 
     # what is in the folder
 
@@ -222,10 +247,19 @@ class Index:
 
     def task(self, queries: Images, folder: Path, model: "DiffusionModel | None" = None) -> Task:
         """Return the task of scoring the images for these queries; what is made of the queries is kept in a folder."""
+        found = replace(self._stored, model=model or self.model(), train=queries, folder=folder)
+        return found.with_queries(queries)
+
+    @cached_property
+    def _stored(self) -> Task:
+        """A task with the features of the first segment, which are looked through once."""
+        return self._with_features(self.description.segments[0])
+
+    def _with_features(self, segment: Segment) -> Task:
         needed = needed_by([self.method], self.settings.objective, None)
-        task = Task(model or self.model(), queries, queries, self.settings, folder, needed)
-        task.model.check_fits(queries.shape, queries.source)
-        return with_stores(task, self.source, self.features_folder(self.description.segments[0]))
+        nothing: Any = None  # features are there, so neither the model nor the images are needed
+        task = Task(nothing, nothing, nothing, self.settings, self.folder, needed)
+        return with_stores(task, self.source, self.features_folder(segment))
 
     def model(self) -> "DiffusionModel":
         """Open the model of the index; refuse it if it has changed."""
@@ -239,8 +273,6 @@ class Index:
 
     def _inputs(self, segment: Segment) -> list[Vectors]:
         """Return the inputs of the method with the features of a segment, and without queries."""
-        needed = needed_by([self.method], self.settings.objective, None)
-        nothing: Any = None  # features are there, so neither the model nor the images are needed
-        task = Task(nothing, nothing, nothing, self.settings, self.folder, needed)
-        task = without_queries(with_stores(task, self.source, self.features_folder(segment)), self.source)
-        return list(self.source.inputs(task))
+        is_first = segment == self.description.segments[0]
+        task = self._stored if is_first else self._with_features(segment)
+        return list(self.source.inputs(without_queries(task, self.source)))

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.attribution.compressing import Part, compressed, compressing_matrices
-from dtrak.attribution.index import FILE, Description, Index, Segment
-from dtrak.attribution.short_lists import code
+from dtrak.attribution.index import FILE, Description, Index, Origin, Segment
+from dtrak.attribution.short_lists import VECTORS, code
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import as_npy, as_npz, make_folder, whole_folder, write_bytes, write_errors, write_json
 from dtrak.images.images import Images, load_images
 from dtrak.images.metadata import plain_column
+from dtrak.images.sources import full_source
 from dtrak.inputs.arrays import Vectors
 from dtrak.inputs.gradients import Gradients, train_stores, without_queries
 from dtrak.inputs.task import Task
@@ -28,6 +29,7 @@ from dtrak.progress import progress_bar, say
 
 NUMBERS = 512  # m, how many numbers an image's vector has
 OLD = 0.1  # if a larger share of the images was added or removed, the fit is old
+PICTURES = "asked"  # the folder of pictures that users of the explorer have added; a new index keeps them
 FIRST = "images"  # the folder of the images that an index was made of
 
 
@@ -55,7 +57,7 @@ def build_index(
         for number, matrix in enumerate(matrices):
             write_bytes(new / f"matrix-{number}.npy", as_npy(matrix))
         _write_segment(new / FIRST, task.train, [one.train for one in inputs], matrices)
-        segment = Segment(FIRST, str(task.folder.resolve()), digests, len(task.train))
+        segment = Segment(FIRST, str(task.folder.resolve()), digests, len(task.train), origin_of(task.train))
         description = Description(
             method=method.name,
             dampings=[part.damping for part in parts],
@@ -68,7 +70,15 @@ def build_index(
             segments=[segment],
         )
         write_json(new / FILE, asdict(description))
+        if (out / PICTURES).is_dir():
+            shutil.copytree(out / PICTURES, new / PICTURES, ignore=shutil.ignore_patterns("features"))
     return Index.open(out)
+
+
+def origin_of(images: Images) -> Origin:
+    """Return where images come from."""
+    crop, size = images.transformation
+    return Origin(full_source(images.source), images.shape, crop, size)
 
 
 def check_free(out: Path) -> None:
@@ -89,7 +99,7 @@ def add_images(index: Index, images: Images | str | Path) -> Index:
     inputs: list[Vectors] = list(source.inputs(without_queries(task, source)))
     _write_segment(folder, more, [one.train for one in inputs], index.matrices)
     digests = {store.folder.name: store.digest for store in stores.values()}
-    segment = Segment(name, f"{name}/features", digests, len(more))
+    segment = Segment(name, f"{name}/features", digests, len(more), origin_of(more))
     return _changed(index, segments=[*index.description.segments, segment])
 
 
@@ -128,8 +138,8 @@ def _write_segment(
     write_bytes(folder / "columns.npz", as_npz({name: plain_column(one) for name, one in images.columns.items()}))
     with progress_bar("index", count, "images") as advance:
         advance(0)
-        write_vectors(folder / "vectors.npy", count, numbers, compressed(rows, matrices), advance)
-    code(np.load(folder / "vectors.npy", mmap_mode="r"), folder)
+        write_vectors(folder / VECTORS, count, numbers, compressed(rows, matrices), advance)
+    code(folder)
 
 
 def write_vectors(

@@ -256,7 +256,7 @@ def report(run_folder: options.RunFolder) -> None:
 @with_scoring
 def serve(
     scoring: Scoring,
-    run_folder: options.RunFolder,
+    run_folder: options.RunOrIndex,
     method: options.ServedMethods = None,
     damping: options.ServedDamping = None,
     host: options.Host = "127.0.0.1",
@@ -264,12 +264,17 @@ def serve(
     no_browser: options.NoBrowser = False,
     device: options.Device = None,
 ) -> None:
-    """Explore the scores of a run in a browser.
+    """Explore the scores of a run, or ask an index, in a browser.
 
     The page shows the scores of each picture and of each training image, for any damping. You can also upload a
     picture, or have one drawn from a seed, and see its scores; such pictures are kept in RUN/asked. Missing features
-    are computed in the background.
+    are computed in the background. An index finds the strongest training images of pictures that you upload.
     """
+    from dtrak.attribution.index import FILE
+
+    if (run_folder / FILE).is_file():
+        _serve_index(run_folder, scoring.asking_for(method, damping), host, port, not no_browser, device)
+        return
     _serve(run_folder, scoring.asking_for(method, damping), host, port, not no_browser, device)
 
 
@@ -281,8 +286,9 @@ def _serve(
 
     opened, listening = Run.open(run_folder), listen(host, port)
 
+    from dtrak.explorer.app import Explorer
     from dtrak.explorer.exploration import explore
-    from dtrak.explorer.server import serve as serve_exploration
+    from dtrak.explorer.server import serve as serve_pages
 
     exploration = explore(
         opened,
@@ -292,7 +298,25 @@ def _serve(
         cache=scoring.cache,
         engine=scoring.engine,
     )
-    serve_exploration(exploration, host, listening, open_browser)
+    serve_pages(Explorer(exploration), host, listening, open_browser)
+
+
+def _serve_index(
+    folder: Path, scoring: Scoring, host: str, port: int | None, open_browser: bool, device: str | None
+) -> None:
+    from dtrak.attribution.index import Index
+    from dtrak.explorer.address import listen
+
+    if scoring.typed or scoring.methods or scoring.cache or scoring.engine:
+        raise UsageError(f"{folder} is an index, whose settings are fixed: leave out the options of scoring")
+    opened, listening = Index.open(folder), listen(host, port)
+
+    from dtrak.explorer.index_app import IndexExplorer
+    from dtrak.explorer.indexed import explore_index
+    from dtrak.explorer.server import serve as serve_pages
+
+    exploration = explore_index(opened, options.chosen_device(device))
+    serve_pages(IndexExplorer(exploration), host, listening, open_browser)
 
 
 for command in (look.methods, look.recipes, look.info, look.figure, look.card):

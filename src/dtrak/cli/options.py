@@ -60,6 +60,7 @@ Device = Annotated[
 
 # runs
 
+RunOrIndex = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of an index.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `dtrak recipes`, or a YAML file.")]
 RecipeName = Annotated[

@@ -23,7 +23,6 @@ class Engine(Protocol):
     """An engine runs jobs."""
 
     is_here: bool  # whether jobs run in this process, where all of its GPUs keep their names
-    is_remote: bool  # whether the workers may be on machines without the files of this one
 
     def run(
         self,

@@ -43,7 +43,6 @@ class Pool:
     """An engine that runs jobs in processes on this machine."""
 
     is_here = False
-    is_remote = False
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers  # None: as many as the cores or GPUs allow
@@ -62,24 +61,25 @@ class Pool:
         wanted = min(self.workers or len(cards) or max(1, cores() // threads), len(jobs))
         waiting, deaths = deque(range(len(jobs))), Counter[int]()
         idle: list[Worker] = []
-        busy: dict[Connection, tuple[Worker, int]] = {}
+        busy: dict[Connection, tuple[Worker, int, Job]] = {}
         try:
             while waiting or busy:
                 missing = wanted - len(idle) - len(busy)
                 started: list[Worker] = []
                 for _ in range(missing):
-                    taken = Counter(one.card for one in [*idle, *started, *(one for one, _ in busy.values())])
+                    taken = Counter(one.card for one in [*idle, *started, *(one for one, *_ in busy.values())])
                     started.append(Worker(threads, min(cards, key=taken.__getitem__, default=None)))
                 idle += started
                 for worker in started:  # a second loop, so that all workers start up at the same time
                     worker.send(task)
                 while waiting and idle:
                     worker, index = idle.pop(), waiting.popleft()
-                    busy[worker.connection] = worker, index
-                    worker.send(pickle.dumps(jobs[index]))
+                    job = jobs[index]  # a sequence may make its jobs when they are asked for
+                    busy[worker.connection] = worker, index, job
+                    worker.send(pickle.dumps(job))
                 for connection in wait(list(busy)):
                     assert isinstance(connection, Connection)
-                    worker, index = busy.pop(connection)
+                    worker, index, job = busy.pop(connection)
                     try:
                         reply = connection.recv()
                     except (EOFError, OSError):
@@ -87,15 +87,15 @@ class Pool:
                         cause = worker.cause_of_death()
                         if deaths[index] == MOST_DEATHS:
                             died = f"{MOST_DEATHS} workers died while running it, the last one {cause}"
-                            raise DtrakError(f"{jobs[index]}: {died}") from None
+                            raise DtrakError(f"{job}: {died}") from None
                         waiting.appendleft(index)
                         continue
                     idle.append(worker)
                     if isinstance(reply, Exception):
                         raise reply
-                    yield jobs[index], reply[0]
+                    yield job, reply[0]
         finally:
-            for worker in [*idle, *(worker for worker, _ in busy.values())]:
+            for worker in [*idle, *(worker for worker, *_ in busy.values())]:
                 worker.end()
 
 

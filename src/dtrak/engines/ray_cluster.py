@@ -1,13 +1,20 @@
-"""Run jobs as tasks of a Ray cluster, which repeats those of a node that dies. No other module imports Ray."""
+"""Run jobs on a Ray cluster. No other module imports Ray.
+
+There is one actor for each job that runs at a time. It receives the context once, and never has more than two jobs. If
+a node dies, only the jobs of its actors are lost, and others run them again.
+"""
 
 import logging
 import os
 import pickle
 import re
 import socket
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic
 
 from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cores
 from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
@@ -17,13 +24,13 @@ from dtrak.limits import MOST, shortened
 from dtrak.sigterm import restore_handler
 
 SECONDS_TO_CONNECT = 10.0
+GIVEN = 2  # jobs that an actor has: while the result of one comes home, it runs the other
 
 
 class RayCluster:
     """An engine that runs jobs on a Ray cluster."""
 
     is_here = False
-    is_remote = True
 
     def __init__(self, workers: int | None = None, address: str | None = None) -> None:
         self.workers = workers  # None: as many as the CPUs of the cluster allow
@@ -41,29 +48,39 @@ class RayCluster:
         gpu: bool = False,
         card: int | None = None,
     ) -> Iterator[tuple[Job, Result]]:
-        ray = self.ray
+        if not jobs:
+            return
         with self._connected(threads, gpu, card):
-            task = ray.put((work, context))
-            remote = ray.remote(num_cpus=threads, num_gpus=int(gpu), max_retries=MOST_DEATHS - 1)(_run_job)
-            waiting = list(range(len(jobs)))[::-1]
-            running: dict[Any, int] = {}
+            crew: Crew[Job] = Crew(self.ray, (work, context), threads, gpu)
+            waiting, deaths = deque(range(len(jobs))), Counter[int | None]()
             try:
-                while waiting or running:
-                    while waiting and len(running) < (self.workers or len(jobs)):
-                        index = waiting.pop()
-                        running[remote.remote(task, jobs[index], threads)] = index
-                    for done in ray.wait(list(running))[0]:
-                        job = jobs[running.pop(done)]
-                        try:
-                            reply = pickle.loads(ray.get(done))
-                        except ray.exceptions.RayError as error:
-                            raise DtrakError(f"{job}: {str(error).strip().splitlines()[-1]}") from error
-                        if isinstance(reply, Exception):
-                            raise reply
-                        yield job, reply[0]
+                crew.start(min(self.workers or self._room(threads, gpu), len(jobs)))
+                while waiting or crew.at_work:
+                    actor, given, reply = crew.reply()
+                    if isinstance(reply, LostError):
+                        index = None if given is None else given.index  # None: it died before its first job
+                        deaths[index] += 1
+                        if deaths[index] == MOST_DEATHS:
+                            raise _given_up(given, reply)
+                        waiting.extendleft(one.index for one in crew.replace(actor)[::-1])
+                        continue
+                    if isinstance(reply, Exception):
+                        raise reply
+                    while waiting and crew.has_room(actor, len(waiting)):
+                        index = waiting.popleft()
+                        crew.give(actor, Given(index, jobs[index]))
+                    if given is None:
+                        deaths[None] = 0
+                    else:
+                        yield given.job, reply[0]
             finally:
-                for unfinished in running:
-                    ray.cancel(unfinished, force=True)
+                crew.end()
+
+    def _room(self, threads: int, gpu: bool) -> int:
+        """Return how many jobs have room on the nodes of the cluster at a time."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        rooms = [(int(one.get("CPU", 0)) // threads, int(one.get("GPU", 0))) for one in nodes]
+        return max(1, sum(min(cpus, gpus) if gpu else cpus for cpus, gpus in rooms))
 
     @contextmanager
     def _connected(self, threads: int, gpu: bool, card: int | None) -> Iterator[None]:
@@ -153,11 +170,88 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), SECONDS_TO_CONNECT).close()
 
 
-def _run_job(task: tuple[Callable[[Context, Job], Result], Context], job: Job, threads: int) -> bytes:
-    """Run a job in a worker of the cluster, and return the pickled result.
+class LostError(Exception):
+    """An actor has died, or its node has."""
+
+
+@dataclass(frozen=True)
+class Given(Generic[Job]):
+    """A job that an actor has, with its place among the jobs."""
+
+    index: int
+    job: Job
+
+
+def _given_up(given: Given[Job] | None, last: LostError) -> DtrakError:
+    if given is None:
+        return DtrakError(f"{MOST_DEATHS} workers of the Ray cluster died while they started, the last one so: {last}")
+    return DtrakError(f"{given.job}: {MOST_DEATHS} workers died while running it, the last one so: {last}")
+
+
+class Crew(Generic[Job]):
+    """The actors of a cluster, by number. Each runs one job, and may have another one that waits."""
+
+    def __init__(self, ray: Any, task: tuple[Callable[[Any, Any], Any], Any], threads: int, gpu: bool) -> None:
+        self.ray = ray
+        remote = ray.remote(num_cpus=threads, num_gpus=int(gpu), max_restarts=0)(Actor)
+        self._make = partial(remote.remote, ray.put(task), threads)
+        self._actors: dict[int, Any] = {}
+        self._replies: dict[Any, tuple[int, Given[Job] | None]] = {}  # what is waited for; None for the first reply
+
+    @property
+    def at_work(self) -> bool:
+        return any(given is not None for _, given in self._replies.values())
+
+    def start(self, count: int) -> None:
+        """Start actors. Each gives a first reply when it has the context; before, it may wait for room on a node."""
+        for number in range(count):
+            self.replace(number)
+
+    def replace(self, number: int) -> list[Given[Job]]:
+        """Start an actor in place of one that was lost; return the jobs that were given to the lost one."""
+        lost = [reply for reply, (one, _) in self._replies.items() if one == number]
+        given = [self._replies.pop(reply)[1] for reply in lost]
+        self._actors[number] = self._make()
+        self._replies[self._actors[number].ready.remote()] = number, None
+        return [one for one in given if one is not None]
+
+    def has_room(self, number: int, waiting: int) -> bool:
+        """Tell whether an actor may have another job; the last jobs are left to those that have none."""
+        most = GIVEN if waiting > len(self._actors) else 1
+        return sum(one == number for one, _ in self._replies.values()) < most
+
+    def give(self, number: int, given: Given[Job]) -> None:
+        self._replies[self._actors[number].run.remote(given.job)] = number, given
+
+    def reply(self) -> tuple[int, Given[Job] | None, Any]:
+        """Wait for any actor; return its number, the job that it had, and its reply or a LostError."""
+        (done, *_), _ = self.ray.wait(list(self._replies))
+        number, given = self._replies[done]
+        try:
+            reply = pickle.loads(self.ray.get(done))
+        except self.ray.exceptions.RayError as error:
+            return number, given, LostError(str(error).strip().splitlines()[-1])
+        del self._replies[done]
+        return number, given, reply
+
+    def end(self) -> None:
+        for actor in self._actors.values():
+            self.ray.kill(actor)
+
+
+class Actor:
+    """A process of the cluster that runs jobs. Replies are pickled.
 
     Ray would return plain arrays as views of its own memory, which is gone after the cluster is closed.
     """
-    work, context = task
-    with torch_threads(threads):
-        return pickle.dumps(attempt(work, context, job))
+
+    def __init__(self, task: tuple[Callable[[Any, Any], Any], Any], threads: int) -> None:
+        self.work, self.context = task
+        self.threads = threads
+
+    def ready(self) -> bytes:
+        return pickle.dumps(None)
+
+    def run(self, job: Any) -> bytes:
+        with torch_threads(self.threads):
+            return pickle.dumps(attempt(self.work, self.context, job))

@@ -12,7 +12,6 @@ class ThisProcess:
     """An engine that runs jobs in this process."""
 
     is_here = True
-    is_remote = False
 
     def run(
         self,

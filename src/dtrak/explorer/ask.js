@@ -16,17 +16,18 @@ export function newPicture() {
   const promptField = run.prompts ? [element("p", { class: "prompt" }, element("label", { for: "prompt" }, "Prompt"), prompt)] : [];
   const drawing = element("form", { class: "seed", onsubmit: draw },
     element("label", { for: "seed" }, "Seed"), seed, element("button", { class: "primary" }, "Draw and attribute"));
+  const home = run.index ? "index" : "run";
   const problem = element("p", { class: "refused", role: "alert", hidden: true });
   const before = element("div");
   const node = element("section", { class: "ask" },
     element("h2", { tabindex: "-1" }, "Score a new picture"),
-    element("p", { class: "lead" }, "The picture is fitted to the model, its gradients are computed, and every training image gets a score for it. The run keeps the picture and its features, so that its scores are there at once the next time."),
-    element("p", { class: "quiet" }, `The run keeps the ${count(run.kept.pictures)} newest pictures, with their features at most ${count(Math.round(run.kept.bytes / 2 ** 20))}\u00a0MB. Older ones are removed.`),
+    element("p", { class: "lead" }, `The picture is fitted to the model, its gradients are computed, and ${run.index ? "the index finds the training images with the highest scores" : "every training image gets a score for it"}. The ${home} keeps the picture and its features, so that its scores are there at once the next time.`),
+    element("p", { class: "quiet" }, `The ${home} keeps the ${count(run.kept.pictures)} newest pictures, with their features at most ${count(Math.round(run.kept.bytes / 2 ** 20))}\u00a0MB. Older ones are removed.`),
     problem,
     ...promptField,
     element("div", { class: "ways" },
       element("section", {}, element("h3", {}, "Upload a picture"), drop),
-      element("section", {}, element("h3", {}, "Let the model draw a picture"), element("p", { class: "quiet" }, `The model draws it in ${run.steps} steps of DDIM. The same seed always gives the same picture.`), drawing)),
+      run.index ? null : element("section", {}, element("h3", {}, "Let the model draw a picture"), element("p", { class: "quiet" }, `The model draws it in ${run.steps} steps of DDIM. The same seed always gives the same picture.`), drawing)),
     before);
   let leaving;
 

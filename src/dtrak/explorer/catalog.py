@@ -91,11 +91,11 @@ class Catalog:
 
 def plain_rows(images: Images) -> list[dict[str, Any]]:
     """Return the columns of each image, with values that JSON can hold."""
-    columns = {name: [_as_json(value) for value in column.tolist()] for name, column in images.columns.items()}
+    columns = {name: [as_json(value) for value in column.tolist()] for name, column in images.columns.items()}
     return [{name: column[row] for name, column in columns.items()} for row in range(len(images))]
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Keep numbers, texts and booleans; missing values and infinite numbers become None, everything else a text."""
     if value is None or (isinstance(value, float) and not np.isfinite(value)):
         return None

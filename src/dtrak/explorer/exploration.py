@@ -13,7 +13,8 @@ from dtrak.errors import UsageError
 from dtrak.explorer.catalog import Catalog, Entry, Part
 from dtrak.explorer.kept_pictures import features_of, keep, kept, name_of, remove_oldest
 from dtrak.explorer.scoring import Scored, Scorer
-from dtrak.explorer.work_queue import WorkItem, WorkQueue
+from dtrak.explorer.uploads import Fit
+from dtrak.explorer.work_queue import NotReadyError, WorkItem, WorkQueue
 from dtrak.images.images import Images
 from dtrak.inputs.settings import Settings
 from dtrak.inputs.task import Task
@@ -27,14 +28,6 @@ from dtrak.runs.run import Run
 
 MAX_VALIDATION = 200  # validation images that are shown
 GENERATED, ADDED = "generated", "asked"  # names of sets of pictures; ADDED has those that users of the page add
-
-
-class NotReadyError(Exception):
-    """The scores are not computed yet, but the work has been queued."""
-
-    def __init__(self, item: WorkItem) -> None:
-        super().__init__(item.title)
-        self.item = item
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +90,11 @@ class Exploration:
         first = next(iter(self.sets))
         for method in self.methods.values() if self.sets[first].parts else ():
             self.prepare(first, method)
+
+    @property
+    def fit(self) -> Fit:
+        data = self.run.recipe.data
+        return Fit(self.run.train_images.shape, data.crop, data.size)
 
     @property
     def takes_prompts(self) -> bool:

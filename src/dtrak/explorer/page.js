@@ -9,6 +9,7 @@ import { oneImage, onePicture, pictures, training } from "./screens.js";
 
 const SCREENS = { pictures, picture: onePicture, compare: comparison, training, image: oneImage, ask: newPicture };
 // A tab's screen, its text, and the screens for which it is marked.
+// An index has no list of its training images.
 const TABS = [["pictures", "Pictures", ["pictures", "picture", "compare"]], ["training", "Training images", ["training", "image"]], ["ask", "New picture", ["ask"]]];
 const SET_LABELS = { asked: "added" }; // texts of sets that are not their names
 
@@ -62,12 +63,12 @@ async function show() {
 
 // Update the tabs and the form to what the address says.
 function updateForm(here) {
-  tabs.replaceChildren(...TABS.map(([screen, text, marked]) =>
+  tabs.replaceChildren(...TABS.filter(([screen]) => !(run.index && screen === "training")).map(([screen, text, marked]) =>
     element("a", { href: link(screen), "aria-current": marked.includes(here.screen) ? "page" : undefined }, text)));
   for (const [fieldset, value] of [[methods, here.method], [sets, here.set]]) {
     for (const input of fieldset.querySelectorAll("input")) input.checked = input.value === value;
   }
-  scoring.hidden = here.screen === "ask"; // a new picture is scored by all methods
+  scoring.hidden = run.index || here.screen === "ask"; // an index has one method; a new picture is scored by all of them
   trust.replaceChildren(element("b", {}, "How far to trust it: "), ...withCode(run.trust[here.method] ?? ""),
     isDefault("damping", here) ? "" : " This holds for the damping that the run’s scores have, not for the one chosen below.");
   used.textContent = `${here.method}${isDefault("damping", here) ? "" : ", another damping"}`;
@@ -163,6 +164,7 @@ async function start() {
   document.getElementById("name").textContent = run.name;
   document.getElementById("summary").textContent = run.summary;
   document.body.classList.toggle("pixelated", run.pixelated);
+  if (run.index && !run.sets[0].count && !location.hash) history.replaceState(null, "", link("ask"));
   const here = route();
   choices(methods, "method", run.methods.map((one) => ({ value: one.name, text: one.name, hint: one.summary })), here.method);
   choices(sets, "set", run.sets.map((one) => ({ value: one.name, text: SET_LABELS[one.name] ?? one.name, hint: one.title })), here.set);

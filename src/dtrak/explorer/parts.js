@@ -65,7 +65,8 @@ function lines({ columns }) {
 }
 
 export function address(where, item) {
-  return where === "train" ? link("image", item.id) : link("picture", item.id, { set: where });
+  if (where !== "train") return link("picture", item.id, { set: where });
+  return link("image", run.index ? String(item.number) : item.id); // in an index, images are known by their places
 }
 
 const whatIs = (where) => (where === "train" ? "Training image" : "Picture");

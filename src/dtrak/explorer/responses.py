@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError
-from dtrak.explorer.catalog import Catalog, Entry, labels
+from dtrak.explorer.catalog import Entry, labels
 from dtrak.explorer.exploration import Exploration
 from dtrak.explorer.kept_pictures import MAX_BYTES, MAX_PICTURES
+from dtrak.explorer.lists import described, neighbours, strongest
 from dtrak.explorer.scoring import Scored
 from dtrak.figures.thumbnails import SMALL
 from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
-from dtrak.methods.method import Values
 from dtrak.models.prompts import prompts_of
 from dtrak.report.card import CardContent
 from dtrak.report.card import card as draw_card
@@ -67,18 +67,6 @@ def scale(exploration: Exploration, method: Method, damping: Damping) -> dict[st
     return {"relative": used.relative, "dimension": used.kept, "rank": used.rank, "marks": marks}
 
 
-def listed(entries: list[Entry], page: int, size: int) -> dict[str, Any]:
-    """Return one page of a list of images; pages are counted from 0."""
-    page = min(page, max(0, len(entries) - 1) // size)  # the last page, if there are not so many
-    shown = entries[page * size : (page + 1) * size]
-    return {"total": len(entries), "page": page, "size": size, "items": [described(one) for one in shown]}
-
-
-def described(entry: Entry) -> dict[str, Any]:
-    """Describe an image."""
-    return {"id": entry.id, "number": entry.number, "columns": entry.columns}
-
-
 def influences(
     exploration: Exploration, set_name: str, method: Method, damping: Damping, kind: str
 ) -> NDArray[np.floating[Any]]:
@@ -104,9 +92,9 @@ def picture_scores(
     train, values = exploration.train, scores.values[0]
     return {
         "query": described(entry),
-        **_neighbours(exploration.sets[set_name], entry),
-        "proponents": _strongest(train.entries, values, count),
-        "opponents": _strongest(train.entries, -values, count, sign=-1),
+        **neighbours(exploration.sets[set_name], entry),
+        "proponents": strongest(train.entries, values, count),
+        "opponents": strongest(train.entries, -values, count, sign=-1),
         "positive": int((values > 0).sum()),
         "negative": int((values < 0).sum()),
         "credit": {column: credit_of(scores, column) for column in CREDIT_COLUMNS if column in scores.columns},
@@ -125,10 +113,10 @@ def training_image_scores(
     entries = [entry for part, _ in scored for entry in part.entries]
     return {
         "train": described(entry),
-        **_neighbours(exploration.train, entry),
+        **neighbours(exploration.train, entry),
         "self_influence": _self_influence(exploration, entry, method, damping),
-        "proponents": _strongest(entries, values, count),
-        "opponents": _strongest(entries, -values, count, sign=-1),
+        "proponents": strongest(entries, values, count),
+        "opponents": strongest(entries, -values, count, sign=-1),
         "positive": int((values > 0).sum()),
         "negative": int((values < 0).sum()),
         "total": float(values.sum()),
@@ -172,18 +160,6 @@ def _check_finite(values: NDArray[Any], damping: Damping) -> None:
     if not np.isfinite(values).all():
         shown = f"{damping.value:g}" if damping.kind in ("relative", "absolute") else damping.kind
         raise UsageError(f"damping {shown}: with it, scores are not finite numbers")
-
-
-def _neighbours(catalog: Catalog, entry: Entry) -> dict[str, str | None]:
-    """Return the ids of the images before and after this one."""
-    before, after = catalog.neighbours(entry)
-    return {"previous": None if before is None else before.id, "next": None if after is None else after.id}
-
-
-def _strongest(entries: list[Entry], keys: Values, count: int, sign: int = 1) -> list[dict[str, Any]]:
-    """Describe the entries with the largest positive keys, the largest first; their score is `sign` × key."""
-    order = np.argsort(-keys, kind="stable")[:count]
-    return [described(entries[n]) | {"score": sign * float(keys[n])} for n in order if keys[n] > 0]
 
 
 def _prompt(exploration: Exploration, entry: Entry) -> str | None:

@@ -82,14 +82,15 @@ export function onePicture() {
     load: (here, many, signal) => get("api/answer", { query: here.id, count: many, ...scoringOf(here) }, signal),
     subject: (here, found) => [here.set, found.query],
     matchesIn: () => "train",
-    titles: ["Proponents", "Opponents"],
+    titles: run.index ? ["Proponents"] : ["Proponents", "Opponents"],
     none: ["No training image has a positive score.", "No training image has a negative score."],
-    summary: (found) => `Of ${count(run.train.count)} training images, ${count(found.positive)} lowered this picture’s loss and ${count(found.negative)} raised it.`,
+    summary: (found) => run.index ? `The strongest of ${count(run.train.count)} training images, with their exact scores.` : `Of ${count(run.train.count)} training images, ${count(found.positive)} lowered this picture’s loss and ${count(found.negative)} raised it.`,
     facts: () => [],
     more: (here, found) => Object.entries(found.credit).map(([column, groups]) => credit(column, groups, found.prompt ?? undefined)),
     files: (here) => {
       const query = new URLSearchParams({ query: here.id, ...scoringOf(here) });
-      return [["Attribution card", `api/card.png?${query}`], ["Card as PDF", `api/card.pdf?${query}`], ["Scores as CSV", `api/scores.csv?${query}`]];
+      const table = ["Scores as CSV", `api/scores.csv?${query}`];
+      return run.index ? [table] : [["Attribution card", `api/card.png?${query}`], ["Card as PDF", `api/card.pdf?${query}`], table];
     },
     compare: (here) => link("compare", here.id),
   });
@@ -98,15 +99,15 @@ export function onePicture() {
 export function oneImage() {
   return one({
     kind: "Training image",
-    back: (here) => ["All training images", lastPlace("training", here)],
+    back: (here) => run.index ? ["All " + titleOf(here.set), lastPlace("pictures", here)] : ["All training images", lastPlace("training", here)],
     linkTo: (id) => link("image", id),
     load: (here, many, signal) => get("api/transpose", { train: here.id, count: many, ...scoringOf(here) }, signal),
     subject: (here, found) => ["train", found.train],
     matchesIn: (here) => here.set,
-    titles: ["Pictures that it helped", "Pictures that it hurt"],
+    titles: run.index ? [] : ["Pictures that it helped", "Pictures that it hurt"], // an index finds images, not pictures
     none: ["It helped no picture of this set.", "It hurt no picture of this set."],
-    summary: (found, here) => `Of the ${titleOf(here.set)}, it lowered the loss of ${count(found.positive)} and raised that of ${count(found.negative)}.`,
-    facts: (found) => [
+    summary: (found, here) => run.index ? "" : `Of the ${titleOf(here.set)}, it lowered the loss of ${count(found.positive)} and raised that of ${count(found.negative)}.`,
+    facts: (found) => run.index ? [] : [
       ["Total influence", number(found.total)],
       ...(found.self_influence === null ? [] : [["Self-influence", number(found.self_influence)]]),
     ],
@@ -147,8 +148,10 @@ function one(about) {
       about.compare(here) ? element("p", {}, element("a", { href: about.compare(here) }, "Compare with another picture")) : "",
       ...about.files(here).map(([title, href]) => element("p", {}, element("a", { href, download: true }, title))));
     const strongest = Math.max(...[...found.proponents, ...found.opponents].map((match) => Math.abs(match.score)));
-    const both = ["proponents", "opponents"].map((kind, index) =>
-      matches(kind, about.titles[index], about.matchesIn(here), found[kind], strongest, about.none[index]));
+    const both = about.titles.map((title, index) => {
+      const kind = ["proponents", "opponents"][index];
+      return matches(kind, title, about.matchesIn(here), found[kind], strongest, about.none[index]);
+    });
     const rest = Math.max(found.positive, found.negative) > many && many < MAX_MATCHES;
     const button = element("button", { type: "button", onclick: () => showMore(many) }, "Show more");
     results.replaceChildren(element("p", { class: "quiet" }, about.summary(found, here)), ...both, rest ? button : "");

@@ -8,9 +8,8 @@ from contextlib import suppress
 import uvicorn
 
 from dtrak.explorer.address import is_loopback
-from dtrak.explorer.app import Explorer
-from dtrak.explorer.exploration import Exploration
 from dtrak.explorer.guard import ANY
+from dtrak.explorer.pages import Pages
 from dtrak.explorer.protocol import TimeLimitedProtocol
 from dtrak.printing import output
 from dtrak.sigterm import exit_now
@@ -18,20 +17,20 @@ from dtrak.sigterm import exit_now
 SECONDS_TO_END = 3
 
 
-def serve(exploration: Exploration, host: str, listening: socket.socket, open_browser: bool) -> None:
+def serve(pages: Pages, host: str, listening: socket.socket, open_browser: bool) -> None:
     """Serve requests until Ctrl-C."""
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listening.getsockname()[1]}/"
     local = is_loopback(host)
-    exploration.prepare_first()
+    pages.explored.prepare_first()
     output.print(f"The explorer: {address} (Ctrl-C ends it)", markup=False)
     if not local:
-        output.print(f"Everyone who can reach {host} can see this run and add pictures to it.", markup=False)
+        output.print(f"Everyone who can reach {host} can see these images and add pictures.", markup=False)
     if open_browser:
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
     hosts = ["127.0.0.1", "localhost", "[::1]", name.lower()] if local else [ANY]
     config = uvicorn.Config(
-        Explorer(exploration).app(hosts),
+        pages.app(hosts),
         http=TimeLimitedProtocol,
         ws="none",
         timeout_graceful_shutdown=SECONDS_TO_END,
@@ -44,5 +43,5 @@ def serve(exploration: Exploration, host: str, listening: socket.socket, open_br
         with suppress(KeyboardInterrupt):  # users end the server by Ctrl-C
             uvicorn.Server(config).run(sockets=[listening])
     finally:
-        if not exploration.queue.close():
+        if not pages.explored.queue.close():
             exit_now(0)  # ends the process although a long computation is running

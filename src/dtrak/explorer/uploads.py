@@ -6,6 +6,7 @@ Nothing is written to the disk here, and the name of an uploaded file is never u
 import asyncio
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from io import BytesIO
 
 import numpy as np
@@ -15,7 +16,6 @@ from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from dtrak.images.pictures import transformed
-from dtrak.runs.run import Run
 
 MAX_BYTES = 20 << 20
 MAX_PIXELS = 40_000_000
@@ -87,16 +87,25 @@ def too_large() -> RefusedError:
     return RefusedError(413, f"the picture is larger than {MAX_BYTES >> 20} MB")
 
 
-def decode(content: bytes, run: Run) -> NDArray[np.uint8]:
-    """Decode an image file to pixels [H, W, C] of the shape of the run's images."""
+@dataclass(frozen=True)
+class Fit:
+    """How a picture is made to fit the training images."""
+
+    shape: tuple[int, int, int]  # (C, H, W) of the training images
+    crop: int | None
+    size: int | None
+
+
+def decode(content: bytes, fit: Fit) -> NDArray[np.uint8]:
+    """Decode an image file to pixels [H, W, C] of the shape of the training images."""
     if len(content) > MAX_BYTES:
         raise too_large()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of large images, but our limit is lower
-        return _decode(content, run)
+        return _decode(content, fit)
 
 
-def _decode(content: bytes, run: Run) -> NDArray[np.uint8]:
+def _decode(content: bytes, fit: Fit) -> NDArray[np.uint8]:
     wanted = f"send one of {', '.join(FORMATS)}"
     try:
         image = Image.open(BytesIO(content), formats=FORMATS)
@@ -112,8 +121,8 @@ def _decode(content: bytes, run: Run) -> NDArray[np.uint8]:
             raise RefusedError(413, f"the picture has {size} pixels, more than {MAX_PIXELS:,}")
         if image.mode in ("I", "F"):
             raise RefusedError(415, "the picture has 32 bits per pixel: convert it to 8 or 16")
-        crop, size_ = _fitting(image, run)
-        channels, height, width = run.train_images.shape
+        crop, size_ = _fitting(image, fit)
+        channels, height, width = fit.shape
         try:
             pixels = transformed(image, channels, crop, size_)
         except Exception as error:
@@ -125,15 +134,15 @@ def _decode(content: bytes, run: Run) -> NDArray[np.uint8]:
     return pixels
 
 
-def _fitting(image: Image.Image, run: Run) -> tuple[int | None, int | None]:
-    """Return the crop and the size that fit a picture to the run's images, as for other queries; None if it fits."""
-    data, (_, height, width) = run.recipe.data, run.train_images.shape
+def _fitting(image: Image.Image, fit: Fit) -> tuple[int | None, int | None]:
+    """Return the crop and the size that a picture needs, as for other queries; None if it fits."""
+    _, height, width = fit.shape
     if image.size == (width, height):
         return None, None
-    if data.crop is not None and min(image.size) < data.crop:
+    if fit.crop is not None and min(image.size) < fit.crop:
         size = f"{image.width} × {image.height}"
-        raise RefusedError(422, f"the picture has {size} pixels, too few for this run's crop of {data.crop}")
-    size_ = height if height == width else data.size
+        raise RefusedError(422, f"the picture has {size} pixels, too few for this run's crop of {fit.crop}")
+    size_ = height if height == width else fit.size
     if size_ is None:
         raise RefusedError(422, f"the picture has {image.width} × {image.height} pixels: send {width} × {height}")
-    return data.crop, size_
+    return fit.crop, size_

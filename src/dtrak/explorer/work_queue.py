@@ -58,6 +58,14 @@ class WorkItem:
         return described | {"ahead": ahead, "seconds": round(time.monotonic() - self.stage_began, 1)}
 
 
+class NotReadyError(Exception):
+    """What was asked for is not computed yet, but the work has been queued."""
+
+    def __init__(self, item: WorkItem) -> None:
+        super().__init__(item.title)
+        self.item = item
+
+
 class WorkQueue:
     """The queue and its thread."""
 

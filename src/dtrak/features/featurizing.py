@@ -1,28 +1,23 @@
 """Compute the features of images and keep them on disk: this file decides what is missing, and runs the loop."""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from dtrak.devices import useful_threads
 from dtrak.engines import Engine, device_of_worker, gpu_of
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.features.settings import FeatureSettings
+from dtrak.features.shards import Part, Parts, SentWork, Shard, Unseen, Work, part_of, shard_of, shard_of_sent
 from dtrak.features.store import Cost, FeatureStore, Manifest, Share, fill, fill_from
 from dtrak.features.trajectories import Trajectories
-from dtrak.gradients.featurizer import Copies, Featurizer, NotFiniteError
-from dtrak.gradients.objectives import OBJECTIVES, Objective, get_objective
-from dtrak.gradients.projecting import PROJECTIONS, make_projection
-from dtrak.gradients.projections import Projection, Shapes
+from dtrak.gradients.objectives import get_objective
 from dtrak.gradients.timesteps import timesteps_of
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
@@ -30,7 +25,6 @@ from dtrak.models.diffusion import EVERY_PARAMETER, LORA
 from dtrak.models.memory import total_memory
 from dtrak.progress import progress_bar, say
 
-MakeProjection = Callable[[int, Shapes, int], Projection]  # from k, the shapes of the parameters by name, and a seed
 COPY_BYTES = 200  # what a noised copy takes in memory, in addition to its noise
 
 
@@ -88,102 +82,6 @@ def check_copies(timesteps: int, draws: int, shape: tuple[int, ...], device: tor
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Work:
-    """Everything that the features of some images depend on. It can be sent to other processes."""
-
-    model: DiffusionModel
-    images: ModelInputs | Trajectories
-    data: str  # the images' fingerprint
-    objectives: tuple[str, ...]
-    settings: FeatureSettings
-    timesteps: tuple[int, ...]
-    apart: bool = False  # whether every copy has its own row
-    device: str | None = None  # the device to compute on; None means the one that the model is on
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        return self.model.parameters(self.settings.parameters)
-
-    @cached_property
-    def projection(self) -> Projection:
-        settings, shapes = self.settings, {name: tuple(value.shape) for name, value in self.parameters.items()}
-        seed = settings.seed if settings.projection_seed is None else settings.projection_seed
-        return make_projection(settings.projection_of(self.apart), settings.projection_dim, shapes, seed)
-
-    @cached_property
-    def features(self) -> Featurizer:
-        settings = self.settings
-        return Featurizer(
-            self.model.to(self.device or self.model.device),
-            self.objectives,
-            Copies(self.timesteps, settings.draws, settings.noise, settings.seed, self.data),
-            self.projection,
-            self.parameters,
-            condition=self.images.condition([0]),
-            apart=self.apart,
-            batch_size=settings.batch_size,
-            autocast=settings.autocast,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class SentWork:
-    """Work as a worker gets it, with the functions that Python code gave, as the worker does not know their names."""
-
-    work: Work
-    objectives: dict[str, Objective]
-    projections: dict[str, MakeProjection]
-
-    @classmethod
-    def of(cls, work: Work) -> "SentWork":
-        projection = work.settings.projection_of(work.apart)
-        return cls(work, OBJECTIVES.added(work.objectives), PROJECTIONS.added([projection]))
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The features of some rows, and the seconds that they took."""
-
-    # [objectives, b, k] or [objectives, b, KZ, k]; an array of numpy, as tensors would be sent through shared memory
-    features: NDArray[np.float32]
-    cost: Cost
-
-
-def shard_of(work: Work, rows: range, advance: Callable[[int], None] = lambda count: None) -> Shard:
-    """Compute the features of some rows, one pass after the other."""
-    features, started = work.features, time.perf_counter()
-    projected = features.projection_seconds
-    parts = []
-    for start in range(0, len(rows), features.batch_size):
-        part = rows[start : start + features.batch_size]
-        parts.append(_of_pass(work, list(part)))
-        advance(len(part))
-    projection = features.projection_seconds - projected
-    return Shard(torch.cat(parts, 1).numpy(), Cost(time.perf_counter() - started - projection, projection))
-
-
-def shard_of_sent(sent: SentWork, rows: range) -> Shard:
-    """Compute the features of some rows on a worker."""
-    OBJECTIVES.learn(sent.objectives)
-    PROJECTIONS.learn(sent.projections)
-    return shard_of(sent.work, rows)
-
-
-def _of_pass(work: Work, rows: list[int]) -> Tensor:
-    """Compute the features of rows that share a pass; images to skip have zeros."""
-    features, images = work.features, work.images
-    try:
-        return features(images.tensor(rows), images.ids[rows].tolist(), images.condition(rows), rows)
-    except NotFiniteError:
-        if not work.settings.skip_bad:
-            raise
-        if len(rows) == 1:
-            copies = (features.rows,) if features.apart else ()
-            return torch.zeros(len(features.objectives), 1, *copies, features.projection.dim)
-        return torch.cat([_of_pass(work, [row]) for row in rows], 1)
-
-
 def _announce(work: Work, size: int) -> None:
     copies = len(work.timesteps) * work.settings.draws
     parameters = sum(value.numel() for value in work.parameters.values())
@@ -198,35 +96,62 @@ def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None, share: 
     """Compute what the stores of the work's objectives lack, and keep how many seconds a row took."""
     total, rows_done = Cost(), 0
 
-    def counted(shard: Shard) -> Tensor:
+    def counted(rows: range, shard: Shard) -> Tensor | None:
         nonlocal total, rows_done
-        total, rows_done = total + shard.cost, rows_done + shard.features.shape[1]
-        return torch.from_numpy(shard.features)
+        total, rows_done = total + shard.cost, rows_done + len(rows)
+        return None if shard.features is None else torch.from_numpy(shard.features)
+
+    def computed(rows: range) -> Tensor:
+        features = counted(rows, shard_of(work, part_of(work.images, rows), advance))
+        assert features is not None
+        return features
 
     shards = stores[0].shards
     count = sum(len(shards[index]) for index in (range(len(shards)) if share is None else share.of(len(shards))))
     with progress_bar("features", count, "images") as advance:
         if engine is None or share is not None:
-            fill(stores, lambda rows: counted(shard_of(work, rows, advance)), advance, share)
+            fill(stores, computed, advance, share)
         else:
-            by = partial(_shards_by, engine, work)
-            fill_from(stores, lambda missing: ((rows, counted(one)) for rows, one in by(missing)), advance)
+            by = partial(_shards_by, engine, work, stores)
+            fill_from(stores, lambda missing: ((rows, counted(rows, one)) for rows, one in by(missing)), advance)
     if rows_done:  # other processes may have computed all of them
         for store in stores:
             store.keep_cost(total * (1 / (rows_done * len(stores))))
 
 
-def _shards_by(engine: Engine, work: Work, missing: list[range]) -> Iterator[tuple[range, Shard]]:
-    """Yield shards as an engine's workers finish them; each has as many threads as this process would take for it."""
+def _shards_by(
+    engine: Engine, work: Work, stores: Sequence[FeatureStore], missing: list[range]
+) -> Iterator[tuple[range, Shard]]:
+    """Yield shards as an engine's workers finish them; each has as many threads as this process would take for it.
+
+    Workers read the images themselves. If one cannot, the pixels of the shards that are still missing are sent.
+    """
+    left = dict.fromkeys(missing)
+    for part, shard in _run(engine, work, stores, Parts(work.images, missing, by_name=True)):
+        if isinstance(shard, Unseen):
+            part_of(work.images, part.rows).loaded()  # if the image is gone here, too, this says so
+            break
+        del left[part.rows]
+        yield part.rows, shard
+    else:
+        return
+    say(f"workers cannot read {work.images.source} themselves ({shard.reason}): pixels are sent to them")
+    for part, shard in _run(engine, work, stores, Parts(work.images, list(left), by_name=False)):
+        assert isinstance(shard, Shard)
+        yield part.rows, shard
+
+
+def _run(
+    engine: Engine, work: Work, stores: Sequence[FeatureStore], parts: Parts
+) -> Iterator[tuple[Part, Shard | Unseen]]:
     threads = useful_threads(work.features.pass_bytes, torch.get_num_threads())
-    images = work.images.in_memory() if engine.is_remote and isinstance(work.images, ModelInputs) else work.images
     device = work.model.device
     gpu, card = gpu_of(str(device))
     try:
         if gpu and not engine.is_here:
             work.model.to("cpu")  # a worker may know this GPU under another name
-        sent = SentWork.of(replace(work, images=images, device=device_of_worker(engine, str(device))))
-        yield from engine.run(shard_of_sent, sent, missing, threads, gpu, card or None)  # card 0 may mean just cuda
+        sent = SentWork.of(replace(work, device=device_of_worker(engine, str(device))), stores)
+        yield from engine.run(shard_of_sent, sent, parts, threads, gpu, card or None)  # card 0 may mean just cuda
     finally:
         work.model.to(device)
 

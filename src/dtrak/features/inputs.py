@@ -97,6 +97,22 @@ class ModelInputs:
             which=None if self.which is None else self.which[chosen],
         )
 
+    def by_name(self) -> "ModelInputs | None":
+        """Return the inputs as another process gets them, which reads the images itself; None if it cannot."""
+        if self.latents:
+            return self
+        named = self.images.by_name()
+        return None if named is None else replace(self, images=named)
+
+    def alone(self) -> "ModelInputs":
+        """Return the inputs without what belongs to other images, and without columns and texts."""
+        images = replace(self.images, columns={})
+        if self.which is None:
+            return replace(self, images=images, texts=())
+        used, which = np.unique(self.which, return_inverse=True)
+        conditions = selected(self.conditions, torch.from_numpy(used))
+        return replace(self, images=images, texts=(), conditions=conditions, which=which)
+
     def in_memory(self) -> "ModelInputs":
         """Return the same inputs with the images in memory, for workers that cannot read the images' files."""
         return self if self.latents else replace(self, images=self.images.in_memory())

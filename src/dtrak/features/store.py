@@ -33,6 +33,7 @@ from dtrak.limits import shortened
 from dtrak.sections import first_mistake
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+MANIFEST = "manifest.json"
 COST = "cost.json"  # seconds per row
 SHARD_ROWS = 32  # a killed process loses no more rows than these
 SHARD_BYTES = 32 << 20  # the largest shard of features of every copy
@@ -118,7 +119,7 @@ class FeatureStore:
     @classmethod
     def create(cls, folder: Path, manifest: Manifest) -> "FeatureStore":
         """Open the store of a manifest, or make it. Refuse a store with another manifest."""
-        path = folder / "manifest.json"
+        path = folder / MANIFEST
         if not path.exists():
             write_once(path, json.dumps(asdict(manifest), indent=2) + "\n")
         found = cls.open(folder).manifest
@@ -134,7 +135,7 @@ class FeatureStore:
     @classmethod
     def open(cls, folder: Path) -> "FeatureStore":
         """Open a store that exists, and check its manifest."""
-        path = folder / "manifest.json"
+        path = folder / MANIFEST
         try:
             manifest = TypeAdapter(Manifest).validate_python(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -337,18 +338,27 @@ def fill(
 
 def fill_from(
     stores: Sequence[FeatureStore],
-    compute: Callable[[list[range]], Iterable[tuple[range, Tensor]]],
+    compute: Callable[[list[range]], Iterable[tuple[range, Tensor | None]]],
     advance: Callable[[int], None],
 ) -> None:
-    """Fill stores as `fill` does, from a `compute` that yields the missing shards in the order in which workers end."""
+    """Fill stores as `fill` does, from a `compute` that yields the missing shards in the order in which workers end.
+
+    It yields None in place of features that a worker has written.
+    """
     rows_of, missing = stores[0].shards, _begin(stores, advance)
     for rows, features in compute([rows_of[index] for index in missing]):
-        index = rows.start // len(rows_of[0])
-        for store, its_features in zip(stores, features, strict=True):
-            with store.lock(index).acquire(blocking=True):
-                if not store.has(index):
-                    store.write(index, its_features)
+        if features is not None:
+            write_rows(stores, rows, features)
         advance(len(rows))
+
+
+def write_rows(stores: Sequence[FeatureStore], rows: range, features: Tensor) -> None:
+    """Write the features of one shard, [stores, b, …, k], where they are missing."""
+    index = rows.start // len(stores[0].shards[0])
+    for store, its_features in zip(stores, features, strict=True):
+        with store.lock(index).acquire(blocking=True):
+            if not store.has(index):
+                store.write(index, its_features)
 
 
 def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None], share: "Share | None" = None) -> list[int]:

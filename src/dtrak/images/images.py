@@ -14,14 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError, UsageError
+from dtrak.images.found import FoundImages
 from dtrak.images.pictures import Picture, common_shape, file_errors, regular
 from dtrak.images.selection import Selection
-from dtrak.images.sources import FoundImages, check_header, described, find_source, widened
+from dtrak.images.sources import check_header, described, find_source, widened
 
 if TYPE_CHECKING:
     import torch
 
 SHOWN = 10  # images in a notebook
+DIGEST_BYTES = 16  # of the content of one image
 INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")  # 007 is read as text, and so is a number too large for int64
 
 
@@ -85,6 +87,11 @@ class Images:
         columns = {name: column[chosen] for name, column in self.columns.items()}
         return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen])
 
+    @property
+    def transformation(self) -> tuple[int | None, int | None]:
+        """The crop and the size that pixels are transformed to when they are read."""
+        return self._crop, self._size
+
     def first(self, count: int | None) -> "Images":
         """Return the first `count` images; all of them if there are fewer, or if `count` is None."""
         return self.select(range(len(self))[:count])
@@ -109,15 +116,48 @@ class Images:
             positions[name] = position_of[name]
         return np.fromiter(positions.values(), dtype=np.int64)
 
-    @cached_property
+    def by_name(self) -> "Images | None":
+        """Return the same images as another process can open them by their names; None if it cannot."""
+        pictures = [picture.by_name() for picture in self._pictures]
+        if any(one is None for one in pictures):
+            return None
+        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_))
+
+    def loaded(self, digests: NDArray[np.void]) -> "Images":
+        """Return the images with their content in memory; refuse one whose content does not have its digest [N]."""
+        pictures = []
+        for picture, digest in zip(self._pictures, digests, strict=True):
+            with file_errors(picture.name, DtrakError):
+                content = picture.loaded()
+            if _digest(content)[:DIGEST_BYTES] != digest.tobytes():
+                raise DtrakError(f"{picture.name} has changed since its features were begun: run the command again")
+            pictures.append(content)
+        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_))
+
+    @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that depend on ids, shape, transformation and content, but not on the files' paths."""
+        return self._fingerprints[0]
+
+    @property
+    def digests(self) -> NDArray[np.void]:
+        """Bytes [N] that depend on the content of each image as it was when the fingerprint was computed."""
+        return self._fingerprints[1]
+
+    @cached_property
+    def _fingerprints(self) -> tuple[str, NDArray[np.void]]:
         settings = json.dumps([self.ids.tolist(), self.shape, self._crop, self._size])
-        digest = blake2b(settings.encode(), digest_size=8)
-        for picture in self._pictures:
+        of_all, digests = blake2b(settings.encode(), digest_size=8), np.empty(len(self), dtype=f"V{DIGEST_BYTES}")
+        for row, picture in enumerate(self._pictures):
             with file_errors(picture.name, DtrakError):
-                digest.update(blake2b(picture.stored()).digest())
-        return digest.hexdigest()
+                digest = _digest(picture)
+            of_all.update(digest)
+            digests[row] = digest[:DIGEST_BYTES]
+        return of_all.hexdigest(), digests
+
+
+def _digest(picture: Picture) -> bytes:
+    return blake2b(picture.stored()).digest()
 
 
 def load_images(
@@ -132,7 +172,8 @@ def load_images(
 
     With `select`, load only some of them (see `dtrak.images.selection`); the others are not opened.
 
-    A source is digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
+    A source is digits:train, digits:validation, a folder, an .npz file, an image, hf:name:split, or a folder that
+    fsspec opens, such as s3://bucket/images.
 
     >>> import dtrak
     >>> images = dtrak.load_images("digits:validation")
@@ -155,6 +196,19 @@ def collected(
         raise UsageError(f"{source} holds no images")
     shape = common_shape(found.pictures, size, crop, channels)
     return Images(source, found.ids, found.columns, shape, np.fromiter(found.pictures, dtype=np.object_), crop, size)
+
+
+def images_by_id(
+    source: str, ids: NDArray[Any], shape: tuple[int, int, int], crop: int | None, size: int | None
+) -> Images:
+    """Find the images [N] of a source that have these ids. None is opened before its pixels are asked for."""
+    found = find_source(source)
+    place_of = {str(one): place for place, one in enumerate(found.ids.tolist())}
+    lacking = next((one for one in ids.tolist() if str(one) not in place_of), None)
+    if lacking is not None:
+        raise UsageError(f"{source} has no image {lacking} any more")
+    pictures = np.fromiter((found.pictures[place_of[str(one)]] for one in ids.tolist()), dtype=np.object_)
+    return Images(source, ids, {}, shape, pictures, crop, size)
 
 
 def read_ids(path: str) -> NDArray[Any]:

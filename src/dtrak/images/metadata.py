@@ -1,27 +1,32 @@
 """Read the columns of images from a file beside them: metadata.jsonl or metadata.csv, in the format of `datasets`."""
 
 import csv
+import io
 import json
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import PurePath
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import UsageError
-from dtrak.images.pictures import file_errors, regular
+from dtrak.images.pictures import file_errors
 
+AnyPath = TypeVar("AnyPath", bound=PurePath)
 METADATA_FILES = ("metadata.csv", "metadata.jsonl")
 LONGEST_TEXT = 1000  # characters; numpy gives every text of an array as much memory as the longest
 LARGEST_INT64 = 2**63 - 1
 
 
-def metadata_columns(images: Sequence[Path], metadata: Sequence[Path]) -> dict[str, NDArray[Any]]:
+def metadata_columns(
+    images: Sequence[AnyPath], metadata: Sequence[AnyPath], read: Callable[[AnyPath], bytes]
+) -> dict[str, NDArray[Any]]:
     """Read the columns [N] of `images` [N] from the `metadata` files; None where an image's row lacks the key."""
-    known, row_of = set(images), dict[Path, dict[str, Any]]()
+    known, row_of = set(images), dict[PurePath, dict[str, Any]]()
     for file in metadata:
-        for row in _rows(file):
+        for row in _rows(file, partial(read, file)):
             name = row.pop("file_name", None)
             if name is None:
                 raise UsageError(f"{file}: a row has no file_name")
@@ -38,8 +43,9 @@ def metadata_columns(images: Sequence[Path], metadata: Sequence[Path]) -> dict[s
     return {name: column_of([row_of[image].get(name) for image in images]) for name in names}
 
 
-def _rows(file: Path) -> list[dict[str, Any]]:
-    with file_errors(str(file), UsageError), open(regular(file), encoding="utf-8-sig", newline="") as lines:
+def _rows(file: PurePath, read: Callable[[], bytes]) -> list[dict[str, Any]]:
+    with file_errors(str(file), UsageError):
+        lines = io.StringIO(read().decode("utf-8-sig"), newline="")
         if file.suffix == ".csv":
             return table_rows(lines)
         return [_json_object(line, number) for number, line in enumerate(lines, 1) if line.strip()]

@@ -18,24 +18,43 @@ GREY_MODES = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N")
 SIDEWAYS = (5, 6, 7, 8)  # the EXIF orientations that swap width and height
 
 
+Content = bytes | NDArray[np.uint8]  # an encoded image, or pixels [H, W, C]
+
+
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One image: in a file, in an array [H, W, C], or in the bytes that a function returns."""
+    """One image: in a file, in memory, or in what a function returns."""
 
     name: str  # for error messages
-    place: Path | NDArray[np.uint8] | Callable[[], bytes]
+    place: Path | Content | Callable[[], Content]
+    elsewhere: Callable[[], Content] | None = None  # reads it in another process, which opens its source by name
 
     def stored(self) -> bytes:
         """Return the bytes as they are stored, for a fingerprint."""
+        content = self._content()
+        return content.tobytes() if isinstance(content, np.ndarray) else content
+
+    def _content(self) -> Content:
         if isinstance(self.place, Path):
             return regular(self.place).read_bytes()
-        return self.place.tobytes() if isinstance(self.place, np.ndarray) else self.place()
+        return self.place() if callable(self.place) else self.place
+
+    def loaded(self) -> "Picture":
+        """Return the picture with its content in memory."""
+        return Picture(self.name, self._content())
+
+    def by_name(self) -> "Picture | None":
+        """Return the picture as another process can open it; None if it has to be sent."""
+        if isinstance(self.place, Path):
+            return Picture(self.name, Path(os.path.abspath(self.place)))
+        return None if self.elsewhere is None else Picture(self.name, self.elsewhere)
 
     def open(self) -> Image.Image:
         """Open the image: its header is read, its pixels are not yet decoded."""
-        if isinstance(self.place, np.ndarray):
-            return _from_array(self.place)
-        return Image.open(regular(self.place) if isinstance(self.place, Path) else BytesIO(self.place()))
+        if isinstance(self.place, Path):
+            return Image.open(regular(self.place))
+        content = self._content()
+        return _from_array(content) if isinstance(content, np.ndarray) else Image.open(BytesIO(content))
 
     def pixels(self, channels: int, crop: int | None, size: int | None) -> NDArray[np.uint8]:
         """Decode the pixels [H, W, C], upright, cropped and resized."""

@@ -1,5 +1,5 @@
-"""The sources of images: built-in digits, .npz files, folders, single files, Hugging Face data sets, and the published
-CelebA and ArtBench-10.
+"""The sources of images: built-in digits, .npz files, folders, single files, folders on other machines, Hugging Face
+data sets, and the published CelebA and ArtBench-10.
 
 To add one, write a function that returns `FoundImages`, and add a line to `_find`.
 """
@@ -9,34 +9,28 @@ import os
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import UsageError, check_known
 from dtrak.files import full_name
+from dtrak.images.found import IMAGE_EXTENSIONS, FoundImages
 from dtrak.images.metadata import LARGEST_INT64, METADATA_FILES, column_of, metadata_columns, table_rows
 from dtrak.images.pictures import Picture, file_errors, regular
+from dtrak.images.remote import remote_folder
+from dtrak.images.rows import HubRow, PixelRow, encoded_rows, image_columns
 from dtrak.images.selection import Selection, chosen_rows
 from dtrak.progress import say
-
-IMAGE_EXTENSIONS = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 PROMPT_OR_SEED = ("prompt", "caption", "text", "seed")  # keys of an .npz file that a model's prompts or noise come from
 RESERVED = ("images", "ids", "labels", "label_names")  # keys of an .npz file that are not columns
 CELEBA_SPLITS = {"train": "0", "validation": "1", "test": "2"}  # the numbers in list_eval_partition.txt
 ARTBENCH_SPLITS = ["train", "test"]
-
-
-class FoundImages(NamedTuple):
-    """The images of a source; none of them is opened yet."""
-
-    ids: NDArray[Any]  # [N] int64 or str
-    columns: Mapping[str, NDArray[Any]]  # each [N]
-    pictures: list[Picture]  # [N]
 
 
 def find_source(source: str, select: Selection | None = None) -> FoundImages:
@@ -58,6 +52,8 @@ def _find(source: str) -> FoundImages:
         return _celeba(source)
     if source.startswith("artbench:"):
         return _artbench(source)
+    if "://" in source:
+        return remote_folder(source)
     if source and os.path.isdir(source):
         return _folder(Path(source))
     if os.path.isfile(source) and source.lower().endswith(".npz"):
@@ -120,7 +116,11 @@ def _npz(path: str) -> FoundImages:
             if labels.dtype.kind != "i" or not np.isin(labels, np.arange(len(names))).all():
                 refuse("labels", f"integers from 0 to {len(names) - 1}, as there are {len(names)} label_names")
             columns["label"] = names[labels]
-    return FoundImages(ids, columns, _array_pictures(path, pixels))
+    absolute = os.path.abspath(path)
+    pictures = [
+        replace(picture, elsewhere=PixelRow(absolute, row)) for row, picture in enumerate(_array_pictures(path, pixels))
+    ]
+    return FoundImages(ids, columns, pictures)
 
 
 def _npz_arrays(path: str) -> dict[str, NDArray[Any] | None]:
@@ -178,7 +178,7 @@ def _folder(folder: Path) -> FoundImages:
     metadata = sorted(file for file in files if file.name in METADATA_FILES)
     columns: dict[str, NDArray[Any]] = {}
     if metadata:
-        columns = metadata_columns(images, metadata)
+        columns = metadata_columns(images, metadata, lambda file: regular(file).read_bytes())
     elif all(file.parent != folder for file in images):
         columns["label"] = np.array([file.parent.name for file in images])
     return FoundImages(
@@ -226,26 +226,18 @@ def _hugging_face(source: str) -> FoundImages:
         raise UsageError(f"{source!r} does not say which images: give hf:name:split")
     with file_errors(source, UsageError):
         dataset = datasets.load_dataset(name, split=split)
-    return found_in_dataset(dataset, source)
+    found = found_in_dataset(dataset, source)
+    typed = f"hf:{full_name(name)}:{split}"
+    pictures = [replace(picture, elsewhere=HubRow(typed, row)) for row, picture in enumerate(found.pictures)]
+    return found._replace(pictures=pictures)
 
 
 def found_in_dataset(dataset: Any, source: str) -> FoundImages:
     """Find the images of a data set of Hugging Face, with its other columns."""
     import datasets
 
-    images = [column for column, feature in dataset.features.items() if isinstance(feature, datasets.Image)]
-    if not images:
-        raise UsageError(f"{source!r} has no image column, only {', '.join(dataset.column_names)}")
-    encoded = dataset.select_columns(images[:1]).cast_column(images[0], datasets.Image(decode=False))
-
-    def read(row: int) -> bytes:
-        cell: dict[str, Any] | None = encoded[row][images[0]]
-        if cell is None:
-            raise ValueError("it has no image")
-        content: bytes | None = cell["bytes"]
-        return regular(Path(cell["path"])).read_bytes() if content is None else content
-
-    columns = {}
+    images = image_columns(dataset, source)
+    read, columns = encoded_rows(dataset, images[0]), {}
     for column, values in dataset.remove_columns(images)[:].items():
         feature = dataset.features[column]
         if isinstance(feature, datasets.ClassLabel):

@@ -1,0 +1,128 @@
+"""Read single images of sources that hold many, in any process that can open the source by its name.
+
+A worker gets the name of the source and the row of an image, and reads that row alone. It opens each source once.
+"""
+
+import math
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrak.errors import UsageError
+from dtrak.images.pictures import regular
+
+OPEN_SOURCES = 4  # that a process keeps open
+LOCAL_HEADER = 30  # bytes before the name of a member of a zip file
+
+
+@dataclass(frozen=True)
+class PixelRow:
+    """A row of the array `images` of an .npz file."""
+
+    path: str
+    row: int
+
+    def __call__(self) -> NDArray[np.uint8]:
+        return _pixel_rows(self.path).read(self.row)
+
+
+@dataclass(frozen=True)
+class HubRow:
+    """The image in a row of hf:name:split."""
+
+    source: str
+    row: int
+
+    def __call__(self) -> bytes:
+        return _hub_rows(self.source)(self.row)
+
+
+class PixelRows:
+    """The array `images` of an .npz file, of which single rows are read.
+
+    Of a compressed array, everything before a row has to be unpacked, so rows are best read in their order.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._lock = path, Lock()
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo("images.npy")
+            self._stream = archive.open(member)  # stays open when the archive is closed
+        version = np.lib.format.read_magic(self._stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_by_columns, _ = read(self._stream)
+        if is_by_columns:
+            raise ValueError("its array 'images' is stored by columns")
+        self._shape = shape[1:] if len(shape) == 4 else (*shape[1:], 1)
+        self._start = self._stream.tell()  # where rows begin in the member
+        self._in_file = _place(path, member) if member.compress_type == zipfile.ZIP_STORED else None
+
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """Return the pixels [H, W, C] of a row."""
+        size = math.prod(self._shape)
+        at = self._start + row * size
+        if self._in_file is not None:
+            with open(self._path, "rb") as file:
+                file.seek(self._in_file + at)
+                content = file.read(size)
+        else:
+            with self._lock:
+                self._stream.seek(at)
+                content = self._stream.read(size)
+        return np.frombuffer(content, dtype=np.uint8).reshape(self._shape)
+
+
+def _place(path: str, member: zipfile.ZipInfo) -> int:
+    """Return where in an archive the content of a member begins: after its header, its name and an extra field."""
+    with open(path, "rb") as file:
+        file.seek(member.header_offset)
+        header = file.read(LOCAL_HEADER)
+    name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+    return member.header_offset + LOCAL_HEADER + name + extra
+
+
+@lru_cache(OPEN_SOURCES)
+def _pixel_rows(path: str) -> PixelRows:
+    return PixelRows(path)
+
+
+@lru_cache(OPEN_SOURCES)
+def _hub_rows(source: str) -> Callable[[int], bytes]:
+    import datasets
+
+    name, _, split = source.removeprefix("hf:").rpartition(":")
+    dataset = datasets.load_dataset(name, split=split)
+    return encoded_rows(dataset, image_columns(dataset, source)[0])
+
+
+def image_columns(dataset: Any, source: str) -> list[str]:
+    """Return the columns of a data set of Hugging Face that hold images."""
+    import datasets
+
+    found = [column for column, feature in dataset.features.items() if isinstance(feature, datasets.Image)]
+    if not found:
+        raise UsageError(f"{source!r} has no image column, only {', '.join(dataset.column_names)}")
+    return found
+
+
+def encoded_rows(dataset: Any, column: str) -> Callable[[int], bytes]:
+    """Return a function that reads the encoded image of a row."""
+    import datasets
+
+    encoded = dataset.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+
+    def read(row: int) -> bytes:
+        cell: dict[str, Any] | None = encoded[row][column]
+        if cell is None:
+            raise ValueError("it has no image")
+        content: bytes | None = cell["bytes"]
+        return regular(Path(cell["path"])).read_bytes() if content is None else content
+
+    return read
