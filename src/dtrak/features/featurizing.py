@@ -51,10 +51,11 @@ def featurize(
     """
     for objective in objectives:
         get_objective(objective)
-    if not isinstance(images, Trajectories):
+    if isinstance(images, Trajectories):
+        timesteps = images.timesteps
+    else:
         images = model_inputs(model, images)
-    own = isinstance(images, Trajectories)
-    timesteps = images.timesteps if own else timesteps_of(model, settings.timesteps, apart)
+        timesteps = timesteps_of(model, settings.timesteps, apart)
     check_copies(len(timesteps), settings.draws, model.shape, model.device)
     work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps, apart)
     suffix = "-copies" if apart else ""
