@@ -121,7 +121,7 @@ def change_json(path: Path, **changes: object) -> None:
         ("unet/config.json", {"block_out_channels": [8, 16]}, "cannot load the model .*weight"),
         ("unet/config.json", {"layers_per_block": 2}, "its weights lack down_blocks.0.resnets.1"),
         ("unet/config.json", {"block_out_channels": "wide"}, "cannot load the model"),
-        ("scheduler/scheduler_config.json", {"prediction_type": "sample"}, "predicts 'sample': only epsilon and v_pre"),
+        ("scheduler/scheduler_config.json", {"prediction_type": "score"}, "predicts 'score': only epsilon, v_pre"),
         ("scheduler/scheduler_config.json", {"beta_schedule": "quadratic"}, "cannot load the model .*quadratic"),
     ],
 )

@@ -123,6 +123,7 @@ class DiffusionModel:
     def predict(self, noisy: Tensor, timesteps: Tensor, condition: Condition | None = None) -> Tensor:
         """Return the output of the network, [B, C, H, W], without a learned variance."""
         time, precision = self.noise_process.time(timesteps), self.precision
+        noisy = self.noise_process.network_input(noisy, timesteps)
         if precision != noisy.dtype and (noisy.is_meta or not torch.is_autocast_enabled(noisy.device.type)):
             condition = {name: _in_precision(value, precision) for name, value in (condition or {}).items()}
             noisy = noisy.to(precision)
