@@ -250,7 +250,7 @@ def test_a_fingerprint_changes_with_any_weight_and_with_the_schedule(saved_by_di
             "digits holds images of 32×32 pixels with 1 channel, but .* 8×8 pixels with 1 channel: give --size 8",
         ),
         ((3, 8, 8), "with 3 channels, but .*: give grey images"),
-        ((3, 9, 7), "images of 7×9 pixels .*: give --size 8 and grey images"),
+        ((3, 9, 7), "images of 7×9 pixels .*: give --size 8 .* and grey images"),
     ],
 )
 def test_images_of_another_shape_are_refused_with_what_would_fit(

@@ -26,6 +26,7 @@ from dtrak.attribution.used_damping import UsedDamping
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import write_bytes, write_text
 from dtrak.images.metadata import plain_column
+from dtrak.limits import check_number
 from dtrak.noise import stream
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class Scores:
 
     def order(self, count: int | None, lowest: bool = False) -> NDArray[np.int64]:
         """Return the places in `values` of the `count` strongest, [Q, count]."""
+        if count is not None:
+            check_number("count", count)
         if self.held is None:
             return np.asarray(np.argsort(self.values if lowest else -self.values, axis=1, kind="stable")[:, :count])
         each = self.held.each if self.held.has_lowest or not lowest else 0

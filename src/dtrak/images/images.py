@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.errors import DtrakError, UsageError
+from dtrak.errors import DtrakError, UsageError, check_type
 from dtrak.images.pictures import Picture, common_shape, file_errors, regular
 from dtrak.images.selection import Selection
 from dtrak.images.sources import FoundImages, check_header, described, find_source, widened
@@ -121,7 +121,7 @@ class Images:
 
 
 def load_images(
-    source: str,
+    source: str | Path,
     *,
     size: int | None = None,
     crop: int | None = None,
@@ -139,6 +139,8 @@ def load_images(
     >>> len(images), images.shape, list(images.columns)
     (797, (1, 8, 8), ['label'])
     """
+    check_type("images", source, (str, Path), "a folder, a file or hf:name:split; dtrak.images_from takes objects")
+    source = str(source)
     for option, side in (("size", size), ("crop", crop)):
         if side is not None and side < 1:
             raise UsageError(f"{option} is {side}, but must be at least 1 pixel")

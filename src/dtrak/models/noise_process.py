@@ -198,6 +198,8 @@ def noise_process_of(scheduler: Any, source: str) -> NoiseProcess:
 
     Schedulers that differ only in how they draw pictures have the same noise process.
     """
+    if isinstance(scheduler, type):
+        raise UsageError(f"scheduler is the class {scheduler.__name__}: give an object of it, {scheduler.__name__}()")
     config = getattr(scheduler, "config", None)
     if config is None:
         raise UsageError(
