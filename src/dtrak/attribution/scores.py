@@ -149,7 +149,12 @@ class Scores:
         return self._matches(self.order(count))
 
     def bottom(self, count: int = 3) -> list[list[Match]]:
-        """Return the `count` strongest opponents of each query, the strongest first. Only held ones are returned."""
+        """Return the `count` strongest opponents of each query, the strongest first. Only held ones are returned.
+
+        >>> import dtrak
+        >>> dtrak.Scores.load("runs/digits/scores.npz").bottom(3)[0][0].score < 0
+        True
+        """
         return self._matches(self.order(count, lowest=True))
 
     def order(self, count: int | None, lowest: bool = False) -> NDArray[np.int64]:
@@ -274,6 +279,10 @@ class Scores:
         The strongest image of a query comes first. `top` is the number of lines for each query; None means all N, or
         all proponents that are held. If a column of the images has the name of another column of the table, it is
         called train_column.NAME.
+
+        >>> import dtrak
+        >>> list(dtrak.Scores.load("runs/digits/scores.npz").to_pandas(top=5).columns)
+        ['query', 'rank', 'train', 'score', 'label']
         """
         return tables.frame(self, top)
 
@@ -286,6 +295,7 @@ class Scores:
         return tables.csv_text(self, top, header, with_method)
 
     def save(self, path: str | Path) -> None:
+        """Write an .npz file, or a table if the path ends in .csv."""
         save_scores(path, {self.method: self})
 
     @classmethod

@@ -17,14 +17,14 @@ from dtrak import sigterm
 from dtrak.cli import evaluate, look, options
 from dtrak.cli.credit import credit
 from dtrak.cli.endings import INTERRUPTED, ended_by
-from dtrak.cli.help import GroupedCommand
+from dtrak.cli.help import GroupedCommand, InOrder
 from dtrak.cli.index import index, search
 from dtrak.cli.plan import plan
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
 from dtrak.printing import show, tell
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(cls=InOrder, rich_markup_mode=None)
 app.add_typer(evaluate.app, name="evaluate")
 
 

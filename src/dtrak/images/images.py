@@ -74,19 +74,34 @@ class Images:
         return pixels
 
     def tensor(self, indices: Sequence[int] | NDArray[Any]) -> "torch.Tensor":
-        """Read some images as float32 [B, C, H, W] in [-1, 1]."""
+        """Read some images as float32 [B, C, H, W] in [-1, 1].
+
+        >>> import dtrak
+        >>> dtrak.load_images("digits:train").tensor([0, 1]).shape
+        torch.Size([2, 1, 8, 8])
+        """
         import torch
 
         return torch.from_numpy(self.pixels(indices)).permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
 
     def select(self, indices: Sequence[int] | NDArray[Any]) -> "Images":
-        """Return a subset of B images in the given order; no pixels are read."""
+        """Return a subset of B images in the given order; no pixels are read.
+
+        >>> import dtrak
+        >>> dtrak.load_images("digits:train").select([4, 2]).ids
+        array([4, 2])
+        """
         chosen = list(indices)
         columns = {name: column[chosen] for name, column in self.columns.items()}
         return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen])
 
     def first(self, count: int | None) -> "Images":
-        """Return the first `count` images; all of them if there are fewer, or if `count` is None."""
+        """Return the first `count` images; all of them if there are fewer, or if `count` is None.
+
+        >>> import dtrak
+        >>> len(dtrak.load_images("digits:train").first(20))
+        20
+        """
         return self.select(range(len(self))[:count])
 
     def in_memory(self) -> "Images":
