@@ -33,9 +33,23 @@ USUAL = ("timesteps", "parameters", "cache")  # of the options for scoring, thos
 RARE = {*OPTIONS, *WHERE, "grid", "output_function", "output_timesteps", "output_noises"} - {*USUAL}
 EVERYTHING = "--help-all"
 # The commands as `dtrak --help` lists them: the usual way through, then what is for large sets, then what there is.
-COMMANDS = (
-    "demo run train generate attribute evaluate credit report serve figure card info index search plan methods recipes"
-).split()
+COMMANDS = [
+    *(
+        "demo",
+        "run",
+        "train",
+        "generate",
+        "attribute",
+        "evaluate",
+        "credit",
+        "report",
+        "serve",
+        "figure",
+        "card",
+        "info",
+    ),
+    *("index", "search", "plan", "methods", "recipes"),
+]
 
 
 class InOrder(TyperGroup):

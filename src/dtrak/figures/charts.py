@@ -40,7 +40,7 @@ def lds_bars(
 
     >>> from dtrak import figures
     >>> from dtrak.report.comparisons import MethodLDS
-    >>> found = {"step-trak": MethodLDS(55.5, 0.9, 53.7, 57.2, None, []), "trak": MethodLDS(30.6, 1.4, 28, 33, None, [])}
+    >>> found = {"step-trak": MethodLDS(55.5, 0.9, 53.7, 57.2, None, [])}
     >>> figures.lds_bars(found, perfect=79).save("lds.pdf")
     """
     names, found = list(methods), list(methods.values())
