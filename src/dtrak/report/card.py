@@ -67,8 +67,8 @@ def card(content: CardContent) -> PaperFigure:
         figure.text(0.05, 0.925, "Which training images made this picture?", fontsize=17, va="center")
         figure.text(0.05, 0.875, f"{content.run} · {scores.query_ids[0]} · {content.summary}"[:LINE], color=FAINT)
         _show(figure.add_axes((0.05, 0.42, 0.27, 0.40)), content.picture)
-        _row(figure, content, "Strongest proponents: training on them lowered the picture’s loss", top, 0.66, 0.093)
-        _row(figure, content, "Strongest opponents: training on them raised it", bottom, 0.44, 0.062)
+        _row(figure, content, "Strongest proponents: training on them lowered the picture’s loss", top, 0.667, 0.093)
+        _row(figure, content, "Strongest opponents: training on them raised it", bottom, 0.437, 0.062)
         column = next((one for one in CREDIT_COLUMNS if one in scores.columns), None)
         if column is not None:
             _credit(figure, content, column)
