@@ -13,7 +13,11 @@ import dtrak
 from dtrak.runs.ready import SHIPPED
 
 WITHOUT_EXAMPLE = ("Credit", "Index", "Match")  # others return them
-METHODS = ("top", "credit", "plot", "plot_credit", "plot_self_influence")
+METHODS = {
+    dtrak.Scores: ("top", "bottom", "credit", "plot", "plot_credit", "plot_self_influence", "to_pandas"),
+    dtrak.Images: ("tensor", "select", "first"),
+    dtrak.Run: ("scores",),
+}
 
 
 @pytest.fixture
@@ -29,9 +33,11 @@ def examples() -> dict[str, object]:
     """Everything that should have an example, by its name."""
     found: dict[str, object] = {"dtrak": dtrak}
     found |= {name: getattr(dtrak, name) for name in dtrak.__all__ if name not in WITHOUT_EXAMPLE}
-    return (
-        found | {f"Scores.{name}": getattr(dtrak.Scores, name) for name in METHODS} | {"Run.scores": dtrak.Run.scores}
-    )
+    for owner, names in METHODS.items():
+        found |= {f"{owner.__name__}.{name}": getattr(owner, name) for name in names}
+    for module in (dtrak.evaluation, dtrak.figures):
+        found |= {f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__}
+    return found
 
 
 @pytest.mark.parametrize("name", list(examples()))

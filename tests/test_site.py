@@ -62,18 +62,20 @@ def test_the_site_needs_no_other_one(site: Path) -> None:
 
 @pytest.mark.slow
 def test_the_explorer_of_the_site_answers_without_a_server(site: Path, page: Page) -> None:
+    """From the disk, and from a server that only sends files."""
     scores = dtrak.Scores.load(SHIPPED / "scores.npz")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        page.goto(f"http://127.0.0.1:{server.server_port}/live/explorer/index.html#picture/seed-00003.png")
-        expect(page.locator(".proponents li")).to_have_count(10)
-        ids = page.locator(".proponents .about span:first-child").all_inner_texts()
-        assert ids == [str(match.id) for match in scores.top(10)[3]]
-        page.locator(".proponents li a").first.click()
-        expect(page.locator("h2")).to_have_text(f"Training image {ids[0]}")
-        column = scores.values[:, scores.top(1)[3][0].position]
-        expect(page.locator(".results > p")).to_contain_text(f"lowered the loss of {(column > 0).sum()} and")
+        for place in (site.as_uri(), f"http://127.0.0.1:{server.server_port}"):
+            page.goto(f"{place}/live/explorer/index.html#picture/seed-00003.png")
+            expect(page.locator(".proponents li")).to_have_count(10)
+            ids = page.locator(".proponents .about span:first-child").all_inner_texts()
+            assert ids == [str(match.id) for match in scores.top(10)[3]]
+            page.locator(".proponents li a").first.click()
+            expect(page.locator("h2")).to_have_text(f"Training image {ids[0]}")
+            column = scores.values[:, scores.top(1)[3][0].position]
+            expect(page.locator(".results > p")).to_contain_text(f"lowered the loss of {(column > 0).sum()} and")
     finally:
         server.shutdown()
 

@@ -116,3 +116,28 @@ class TwoOutputs(nn.Module):
 def two_inputs_and_outputs() -> DiffusionModel:
     torch.manual_seed(5)
     return DiffusionModel(TwoOutputs(), DDPMScheduler(), SHAPE)
+
+
+class Tables(nn.Module):
+    """A block with parameters of its own: tables that are added, multiplied, repeated and selected from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.mix, self.out = nn.Embedding(1000, 6), nn.Linear(1, 6), nn.Linear(6, 1)
+        self.shift = nn.Parameter(torch.randn(2, 6))
+        self.scale = nn.Parameter(torch.randn(6))
+        self.first = nn.Parameter(torch.randn(1, 3, 6))
+        self.places = nn.Parameter(torch.randn(1, 100, 6))
+        self.strength = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        shift, gain = (self.shift[None] + self.time(t)[:, None]).chunk(2, 1)
+        h = self.mix(x.flatten(2).transpose(1, 2)) + self.places[:, torch.arange(64) + 5]  # [B, 64, 6]
+        h = torch.cat([self.first.to(h.dtype).repeat(len(h), 1, 1), h], 1)
+        h = torch.tanh(h * gain + shift) * self.scale * self.strength
+        return self.out(h + h.mean(1, keepdim=True))[:, 3:].transpose(1, 2).reshape(x.shape)
+
+
+def tables() -> DiffusionModel:
+    torch.manual_seed(6)
+    return DiffusionModel(Tables(), DDPMScheduler(), SHAPE)

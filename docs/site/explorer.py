@@ -1,6 +1,11 @@
-"""The explorer of the shipped run as static files: its page, the run's images, and data.json with the scores."""
+"""The explorer of the shipped run as static files: its page, the run's images, and data.js with the scores.
+
+Browsers load neither modules nor JSON from a disk, so that the modules are written into the page, and the data are a
+script. The page works without any server.
+"""
 
 import json
+import re
 from base64 import b64encode
 from pathlib import Path
 
@@ -15,6 +20,7 @@ PAGE, THEME = Path(explorer.__file__).parent, Path(report.__file__).parent / "th
 # What needs the model is not there.
 STYLE = "<style>#advanced, #tabs a[href^='#ask'], a[download] { display: none !important; }</style>"
 SIDE = 192
+MODULE = '<script type="module" src="page.js"></script>'
 
 
 def static_explorer(run: Run) -> dict[str, str | bytes]:
@@ -46,14 +52,29 @@ def static_explorer(run: Run) -> dict[str, str | bytes]:
         "credit": [{"label": credit_of(scores.one(place), "label")} for place in range(len(pictures))],
     }
     page = (PAGE / "page.html").read_text(encoding="utf-8")
-    page = page.replace("</head>", f'{STYLE}\n<script src="static.js"></script>\n</head>')
+    scripts = '<script src="data.js"></script>\n<script src="static.js"></script>'
+    page = page.replace("</head>", f"{STYLE}\n{scripts}\n</head>").replace(MODULE, modules())
     files: dict[str, str | bytes] = {
-        path.name: path.read_bytes() for path in PAGE.glob("*") if path.suffix in (".js", ".css", ".svg")
+        path.name: path.read_bytes() for path in PAGE.glob("*") if path.suffix in (".css", ".svg")
     }
-    files |= {"index.html": page, "theme.css": THEME.read_bytes(), "data.json": json.dumps(data)}
+    files |= {"index.html": page, "theme.css": THEME.read_bytes(), "data.js": f"window.DATA = {json.dumps(data)}"}
     files["static.js"] = (Path(__file__).parent / "static.js").read_bytes()
     for where, catalog in (("train", train), ("generated", pictures)):
         for one in catalog.entries:
             for size in ("small", "large"):
                 files[f"images/{size}/{where}/{one.number}"] = thumbnail(one.images, one.position, SIDE)[0]
     return files
+
+
+def modules() -> str:
+    """Return the page's modules as parts of the page itself, each under its name."""
+    texts = {
+        path.stem: re.sub(r'from "\./(\w+)\.js"', r'from "\1"', path.read_text(encoding="utf-8"))
+        for path in sorted(PAGE.glob("*.js"))
+    }
+    first = texts.pop("page")
+    addresses = {
+        name: f"data:text/javascript;base64,{b64encode(text.encode()).decode()}" for name, text in texts.items()
+    }
+    imports = json.dumps({"imports": addresses})
+    return f'<script type="importmap">{imports}</script>\n<script type="module">\n{first}</script>'

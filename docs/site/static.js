@@ -1,17 +1,14 @@
-// The explorer without a server: requests to its API are answered from data.json, which has the scores of one method at
+// The explorer without a server: requests to its API are answered from data.js, which has the scores of one method at
 // one damping. What needs the model (new pictures, another damping, cards) is left out.
 
-const loaded = fetch("data.json").then((response) => response.json()).then((data) => {
-  const bytes = Uint8Array.from(atob(data.scores), (one) => one.charCodeAt(0));
-  return { ...data, scores: new Float32Array(bytes.buffer) };
-});
+const bytes = Uint8Array.from(atob(window.DATA.scores), (one) => one.charCodeAt(0));
+const data = { ...window.DATA, scores: new Float32Array(bytes.buffer) };
 const realFetch = window.fetch.bind(window);
 
 window.fetch = async (address, options) => {
   const path = String(address);
   if (!path.startsWith("api/")) return realFetch(address, options);
   const [name, query] = path.slice(4).split("?");
-  const data = await loaded;
   try {
     return reply(ANSWERS[name](data, Object.fromEntries(new URLSearchParams(query))));
   } catch (error) {

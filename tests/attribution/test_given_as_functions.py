@@ -1,10 +1,15 @@
 """Objectives, projections and encoders that Python code gives as functions, in this process and on workers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
+import torch
+from diffusers import DDPMScheduler
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -68,9 +73,90 @@ def test_an_encoder_is_a_function_of_a_name_and_a_device() -> None:
     np.testing.assert_allclose(found.values, by_pixels.values, rtol=1e-5, atol=1e-6)
 
 
-def test_two_functions_cannot_have_one_name() -> None:
-    def square(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
-        return predicted.flatten(1).sum(1)
+def test_a_function_that_is_written_again_gives_its_own_scores(tmp_path: Path) -> None:
+    """Features of the function that had this name before are kept, but not taken for its own."""
+    expected = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, objective="square", **SETTINGS)
 
-    with pytest.raises(UsageError, match="there is another objective called 'square' already"):
-        dtrak.attribute(tiny.unet(), TRAIN, QUERIES, objective=square, **SETTINGS)
+    def own(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
+        return predicted.flatten(1).mean(1)
+
+    first = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, objective=own, cache=tmp_path, **SETTINGS)
+
+    def own(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:  # type: ignore[no-redef]
+        return predicted.square().flatten(1).mean(1)
+
+    second = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, objective=own, cache=tmp_path, **SETTINGS)
+    np.testing.assert_array_equal(second.values, expected.values)
+    assert not np.allclose(first.values, second.values)
+    by_lambda = dtrak.attribute(
+        tiny.unet(), TRAIN, QUERIES, objective=lambda p, n, w: p.square().flatten(1).mean(1), **SETTINGS
+    )
+    np.testing.assert_array_equal(by_lambda.values, expected.values)
+
+
+class Deaf(torch.nn.Module):
+    """It takes no condition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        return found
+
+
+def scores(**given: Any) -> Any:
+    return dtrak.attribute(tiny.unet(), TRAIN, QUERIES, **SETTINGS | given)
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "objective": (lambda: scores(objective=3), "objective is 3: give a name from simple, .*or a function of"),
+    "objective's arguments": (lambda: scores(objective=len), r"the function len must take \(predicted, noise, elbo_"),
+    "parameters": (lambda: scores(parameters=3), "parameters is 3: give a regular expression, a list of names, or"),
+    "parameters' arguments": (lambda: scores(parameters=lambda name: True), r"must take \(name, parameter\)"),
+    "parameters' list": (lambda: scores(parameters=[torch.zeros(1)]), r"parameters is \[tensor.*give a regular"),
+    "device": (lambda: scores(device="gpu"), "unknown device 'gpu': choose from"),
+    "engine": (lambda: scores(engine="pool"), "engine is 'pool': give one that dtrak.engines.make_engine makes"),
+    "train": (lambda: dtrak.attribute(tiny.unet(), pandas.DataFrame({"a": [1]}), QUERIES), "train is a DataFrame"),
+    "scheduler": (lambda: dtrak.DiffusionModel(Deaf(), DDPMScheduler, (1, 8, 8)), "the class DDPMScheduler: give an"),
+    "conditioner": (
+        lambda: dtrak.DiffusionModel(Deaf(), DDPMScheduler(), (1, 8, 8), conditioner="label"),  # type: ignore[arg-type]
+        'conditioner is a str: give {"y": "label"}',
+    ),
+    "condition": (
+        lambda: dtrak.attribute(
+            dtrak.DiffusionModel(Deaf(), DDPMScheduler(), (1, 8, 8), conditioner={"y": "label"}), TRAIN, QUERIES
+        ),
+        r"the network Deaf cannot be called with x_t \[1, 1, 8, 8\], time \[1\], y \[1\]: .*'y' \(an adapter",
+    ),
+    "model": (lambda: dtrak.load_model(None), "model is a NoneType: give a diffusers folder or a hub id"),  # type: ignore[arg-type]
+    "lora": (lambda: dtrak.load_model("x", lora=5), "lora is a int: give a folder"),  # type: ignore[arg-type]
+    "prompt": (lambda: dtrak.load_model("x", prompt=5), "prompt is a int: give a template"),  # type: ignore[arg-type]
+    "images": (lambda: dtrak.load_images(torch.zeros(3)), "images is a Tensor: .*dtrak.images_from takes"),  # type: ignore[arg-type]
+    "run": (lambda: dtrak.open_run(5), "run is a int: give the folder of a run"),  # type: ignore[arg-type]
+    "count": (lambda: scores().top("5"), "count '5': it must be a whole number"),
+}
+
+
+@pytest.mark.parametrize("argument", WRONG)
+def test_wrong_types_get_one_line_that_names_the_argument(argument: str) -> None:
+    call, says = WRONG[argument]
+    with pytest.raises(UsageError, match=says) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+def test_images_from_a_folder_get_the_models_size(tmp_path: Path) -> None:
+    """As on the command line; objects are taken as they are."""
+    large = np.repeat(np.repeat(TRAIN.pixels(range(12)), 2, 1), 2, 2)  # [12, 16, 16, 1]
+    np.savez(tmp_path / "large.npz", images=large)
+    found = dtrak.attribute(tiny.unet(), str(tmp_path / "large.npz"), QUERIES, parameters="conv_out", **SETTINGS)
+    assert found.values.shape == (3, 12)
+    with pytest.raises(UsageError, match=r"train holds images of 16×16 .*: give --size 8 \(size=8 in Python"):
+        dtrak.attribute(tiny.unet(), large, QUERIES, **SETTINGS)
+
+
+def test_timesteps_may_be_a_list() -> None:
+    expected = scores(timesteps="100,300", parameters="conv_out")
+    np.testing.assert_array_equal(scores(timesteps=[100, 300], parameters="conv_out").values, expected.values)

@@ -23,6 +23,7 @@ MODELS: dict[str, Callable[[], DiffusionModel]] = {
     "U-Net": tiny.unet,
     "U-Net that predicts v": lambda: tiny.unet("v_prediction"),
     "other layers": tiny.mixed,
+    "tables of blocks": tiny.tables,
     "hidden use of a weight": tiny.hidden,
     "a layer without a batch axis": tiny.unbatched,
     "layers with two inputs or outputs": tiny.two_inputs_and_outputs,
@@ -182,6 +183,7 @@ def test_a_model_is_left_as_it_was() -> None:
 def test_sharing_a_pass_is_refused_where_hooks_would_miss_something() -> None:
     assert can_share_a_pass(tiny.unet(), set(tiny.unet().parameters()))
     assert can_share_a_pass(tiny.mixed(), set(tiny.mixed().parameters()))
+    assert can_share_a_pass(tiny.tables(), set(tiny.tables().parameters()))
     assert not can_share_a_pass(tiny.hidden(), set(tiny.hidden().parameters()))
     assert not can_share_a_pass(tiny.unbatched(), set(tiny.unbatched().parameters()))
 

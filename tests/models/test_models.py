@@ -121,7 +121,7 @@ def change_json(path: Path, **changes: object) -> None:
         ("unet/config.json", {"block_out_channels": [8, 16]}, "cannot load the model .*weight"),
         ("unet/config.json", {"layers_per_block": 2}, "its weights lack down_blocks.0.resnets.1"),
         ("unet/config.json", {"block_out_channels": "wide"}, "cannot load the model"),
-        ("scheduler/scheduler_config.json", {"prediction_type": "sample"}, "predicts 'sample': only epsilon and v_pre"),
+        ("scheduler/scheduler_config.json", {"prediction_type": "score"}, "predicts 'score': only epsilon, v_pre"),
         ("scheduler/scheduler_config.json", {"beta_schedule": "quadratic"}, "cannot load the model .*quadratic"),
     ],
 )
@@ -250,7 +250,7 @@ def test_a_fingerprint_changes_with_any_weight_and_with_the_schedule(saved_by_di
             "digits holds images of 32×32 pixels with 1 channel, but .* 8×8 pixels with 1 channel: give --size 8",
         ),
         ((3, 8, 8), "with 3 channels, but .*: give grey images"),
-        ((3, 9, 7), "images of 7×9 pixels .*: give --size 8 and grey images"),
+        ((3, 9, 7), "images of 7×9 pixels .*: give --size 8 .* and grey images"),
     ],
 )
 def test_images_of_another_shape_are_refused_with_what_would_fit(

@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, DDPMScheduler, LDMPipeline, UNet2DModel, VQModel
-from diffusers import ScoreSdeVeScheduler as Sde
+from diffusers import (
+    DDIMPipeline,
+    DDIMScheduler,
+    DDPMPipeline,
+    DDPMScheduler,
+    KarrasVeScheduler,
+    LDMPipeline,
+    UNet2DModel,
+    VQModel,
+)
 from safetensors.torch import load_file
 
 from commands import dtrak
-from dtrak.models import load_model
+from dtrak.models import DiffusionModel, load_model
 from hub import hub_of
 from pictures_on_disk import noise, refused, save_npz
 
@@ -58,7 +66,7 @@ def test_a_latent_model_is_not_scored_on_pixels(latent: Path, tmp_path: Path) ->
     assert not (tmp_path / "s.npz").exists()
 
 
-@pytest.mark.parametrize("kind", ["KarrasVePipeline", "ScoreSdeVePipeline", "CogView4Pipeline", None, ["x", "DDPM"]])
+@pytest.mark.parametrize("kind", ["KarrasVePipeline", "CogView4Pipeline", None, ["x", "DDPM"]])
 def test_other_classes_are_named(kind: Any, tmp_path: Path) -> None:
     DDPMPipeline(unet(), DDPMScheduler()).save_pretrained(tmp_path / "model")
     change(tmp_path / "model" / "model_index.json", _class_name=kind)
@@ -103,8 +111,9 @@ def test_ddim_is_read_as_ddpm(tmp_path: Path) -> None:
 
 def test_a_schedule_without_betas_is_not_replaced_by_the_usual_one(tmp_path: Path) -> None:
     unet().save_pretrained(tmp_path / "model" / "unet")
-    Sde().save_pretrained(tmp_path / "model" / "scheduler")
-    refused(lambda: load_model(str(tmp_path / "model")), "its schedule is a ScoreSdeVeScheduler", "DiffusionModel")
+    KarrasVeScheduler().save_pretrained(tmp_path / "model" / "scheduler")
+    refused(lambda: load_model(str(tmp_path / "model")), "its schedule is a KarrasVeScheduler", "DiffusionModel")
+    refused(lambda: DiffusionModel(unet(), KarrasVeScheduler(), (3, 8, 8)), "has a KarrasVeScheduler: only schedulers")
 
 
 def test_weights_of_a_larger_network_are_not_cut_to_fit(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_recipe_as_it_was_used_reads_the_same_again(tmp_path: Path) -> None:
         ("generation", "steps", -1),
         ("data", "channels", 2),
         ("model", "schedule", {"beta_schedule": "quadratic"}),
-        ("model", "schedule", {"prediction_type": "sample"}),
+        ("model", "schedule", {"prediction_type": "score"}),
         ("attribution", "seed", -3),
         ("evaluation", "subsets", 0),
         ("evaluation", "fraction", 1.0),

@@ -1,15 +1,16 @@
 """`attribute` takes a model, its training images and queries, and returns scores."""
 
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal, TypeVar, overload
 
 from dtrak.attribution.asked import remember
-from dtrak.attribution.preparing import ChosenParameters, Data, Model, opened, pattern_of, prepare
+from dtrak.attribution.preparing import ChosenParameters, Data, Model, fitting_data, opened, pattern_of, prepare
 from dtrak.attribution.scores import Scores
 from dtrak.attribution.scoring import score, strongest
 from dtrak.engines import Engine
-from dtrak.errors import UsageError
+from dtrak.errors import UsageError, check_takes
 from dtrak.features.encoders import ENCODERS, LoadEncoder
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.features.shards import MakeProjection
@@ -18,8 +19,9 @@ from dtrak.gradients.objectives import OBJECTIVES, Objective
 from dtrak.gradients.projecting import PROJECTIONS
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
-from dtrak.limits import check_number
+from dtrak.limits import check_number, shortened
 from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
+from dtrak.models.adapters import described
 from dtrak.registry import Registry
 
 Registered = TypeVar("Registered")
@@ -182,7 +184,7 @@ def attribute(
         timesteps=timesteps,
         draws=draws,
         noise=noise,
-        projection=None if projection is None else _name(PROJECTIONS, projection),
+        projection=None if projection is None else _name(PROJECTIONS, projection, ("dim", "shapes", "seed")),
         projection_dim=projection_dim,
         parameters=parameters,
         seed=seed,
@@ -191,7 +193,7 @@ def attribute(
         autocast=autocast,
         batch_size=batch_size,
         skip_bad=skip_bad,
-        objective=None if objective is None else _name(OBJECTIVES, objective),
+        objective=None if objective is None else _name(OBJECTIVES, objective, ("predicted", "noise", "elbo_weights")),
         damping=damping,
         kernel=kernel,
         copies=copies,
@@ -203,7 +205,7 @@ def attribute(
         ensemble_size=ensemble_size,
         retrained_count=retrained_count,
         output=output,
-        encoder=_name(ENCODERS, encoder),
+        encoder=_name(ENCODERS, encoder, ("name", "device")),
         step=step,
         ddim_steps=ddim_steps,
         guidance=guidance,
@@ -214,9 +216,13 @@ def attribute(
         raise UsageError(f"method {method!r}: give a name from `dtrak methods`, a Method, or a list of these")
     chosen = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
     names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in chosen]
+    given_model, given_train = model, train
+    model, device = opened(model, device)
+    train, size = fitting_data(train, model, "train")
+    queries, _ = fitting_data(queries, model.fitted_to(train.shape), "queries")
     scores = attribute_with(model, train, queries, names, settings, top=top, cache=cache, device=device, engine=engine)
-    if cache is not None and isinstance(model, str | Path) and isinstance(train, str | Path):
-        remember(Path(cache), (str(model), None, None), str(train), None, names, settings)
+    if cache is not None and isinstance(given_model, str | Path) and isinstance(given_train, str | Path):
+        remember(Path(cache), (str(given_model), None, None), str(given_train), size, names, settings)
     return scores if several or names == [EVERY_METHOD] else scores[names[0]]
 
 
@@ -243,9 +249,19 @@ def attribute_with(
         return {one.name: strongest(task, one, damping, top) for one in chosen}
 
 
-def _name(registry: Registry[Registered], given: str | Registered) -> str:
-    """Return the name that was given. If a function was given, add it to the registry under its own name."""
-    return given if isinstance(given, str) else registry.add(getattr(given, "__name__", repr(given)), given)
+def _name(registry: Registry[Registered], given: str | Registered, takes: tuple[str, ...]) -> str:
+    """Return the name that was given. If a function was given, add it to the registry, under its own name.
+
+    Its name gets a number that changes with its code, as the features of another function of this name may be kept.
+    """
+    if isinstance(given, str):
+        return given
+    if not callable(given):
+        said = f"give a name from {', '.join(registry)}, or a function of ({', '.join(takes)})"
+        raise UsageError(f"{registry.kind} is {shortened(given)}: {said}")
+    check_takes(registry.kind, given, takes)
+    name = getattr(given, "__name__", type(given).__name__).strip("<>")
+    return registry.add(f"{name}-{sha256(described(given).encode()).hexdigest()[:6]}", given)
 
 
 def _path(given: str | Path | None) -> Path | None:

@@ -40,8 +40,8 @@ def credit_tables(scores: Scores, by: str, only: Sequence[str] = (), top: int | 
     apart = [row for query in range(count) for row in rows(scores.of_queries([query]), str(scores.query_ids[query]))]
     what = f"over {count:,} pictures" if count > 1 else "if each group had shown other images of its own"
     notes = [
-        f"Shares of the positive scores of {scores.method}; low and high: 95 % interval {what}. Of a picture, credit "
-        "follows the prompt that it was scored with as well as what it shows."
+        f"Shares of the positive scores of {scores.method}; low and high: 95 % interval {what}. If a picture was "
+        "scored with a prompt, its credit follows the prompt as well as what it shows."
     ]
     if count == 1:
         return Table(heads, [row[1:] for row in apart], notes=notes), Table(["picture", *heads], apart, notes=notes)

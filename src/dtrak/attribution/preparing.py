@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from dtrak.devices import devices
 from dtrak.engines import Engine
-from dtrak.errors import UsageError
+from dtrak.errors import UsageError, check_known
 from dtrak.gradients.objectives import get_objective
 from dtrak.images.images import Images, load_images
 from dtrak.images.objects import images_from
@@ -47,6 +47,8 @@ def prepare(
     With `tries_dampings`, the caller will try fixed dampings, so the features that the rule `auto` compares are not
     needed, whatever the settings say.
     """
+    if engine is not None and not hasattr(engine, "run"):
+        raise UsageError(f"engine is {engine!r}: give one that dtrak.engines.make_engine makes, as make_engine('pool')")
     chosen = chosen_methods(methods)
     check_objective(chosen, settings.objective)
     model, device = opened(model, device)
@@ -66,9 +68,17 @@ def opened(model: Model, device: str | None) -> tuple["DiffusionModel", str | No
     """Open a model, and return it with its device: one that was a name goes to the GPU if there is one."""
     from dtrak.models import load_model, wrap
 
+    if device is not None:
+        device = str(device)  # torch has objects for devices
+        check_known("device", device.removesuffix(":0"), devices())
     if isinstance(model, str | Path):
         return load_model(str(model)), device or devices()[0]
     return wrap(model), device
+
+
+def fitting_data(data: Data, model: "DiffusionModel", name: str) -> tuple[Images, int | None]:
+    """Do the same as `fitting_images` for a source, and take objects as they are; errors call them `name`."""
+    return fitting_images(str(data), model) if isinstance(data, str | Path) else (images_from(data, name=name), None)
 
 
 def fitting_images(source: str, model: "DiffusionModel", size: int | None = None) -> tuple[Images, int | None]:

@@ -26,6 +26,7 @@ from dtrak.attribution.used_damping import UsedDamping
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import write_bytes, write_text
 from dtrak.images.metadata import plain_column
+from dtrak.limits import check_number
 from dtrak.noise import stream
 
 if TYPE_CHECKING:
@@ -148,11 +149,18 @@ class Scores:
         return self._matches(self.order(count))
 
     def bottom(self, count: int = 3) -> list[list[Match]]:
-        """Return the `count` strongest opponents of each query, the strongest first. Only held ones are returned."""
+        """Return the `count` strongest opponents of each query, the strongest first. Only held ones are returned.
+
+        >>> import dtrak
+        >>> dtrak.Scores.load("runs/digits/scores.npz").bottom(3)[0][0].score < 0
+        True
+        """
         return self._matches(self.order(count, lowest=True))
 
     def order(self, count: int | None, lowest: bool = False) -> NDArray[np.int64]:
         """Return the places in `values` of the `count` strongest, [Q, count]."""
+        if count is not None:
+            check_number("count", count)
         if self.held is None:
             return np.asarray(np.argsort(self.values if lowest else -self.values, axis=1, kind="stable")[:, :count])
         each = self.held.each if self.held.has_lowest or not lowest else 0
@@ -271,6 +279,10 @@ class Scores:
         The strongest image of a query comes first. `top` is the number of lines for each query; None means all N, or
         all proponents that are held. If a column of the images has the name of another column of the table, it is
         called train_column.NAME.
+
+        >>> import dtrak
+        >>> list(dtrak.Scores.load("runs/digits/scores.npz").to_pandas(top=5).columns)
+        ['query', 'rank', 'train', 'score', 'label']
         """
         return tables.frame(self, top)
 
@@ -283,6 +295,7 @@ class Scores:
         return tables.csv_text(self, top, header, with_method)
 
     def save(self, path: str | Path) -> None:
+        """Write an .npz file, or a table if the path ends in .csv."""
         save_scores(path, {self.method: self})
 
     @classmethod

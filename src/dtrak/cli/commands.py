@@ -17,14 +17,14 @@ from dtrak import sigterm
 from dtrak.cli import evaluate, look, options
 from dtrak.cli.credit import credit
 from dtrak.cli.endings import INTERRUPTED, ended_by
-from dtrak.cli.help import GroupedCommand
+from dtrak.cli.help import GroupedCommand, InOrder
 from dtrak.cli.index import index, search
 from dtrak.cli.plan import plan
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
 from dtrak.printing import show, tell
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(cls=InOrder, rich_markup_mode=None)
 app.add_typer(evaluate.app, name="evaluate")
 
 
@@ -73,9 +73,9 @@ def run(
     dry_run: options.DryRun = False,
 ) -> None:
     """Train, generate, attribute and report, as a recipe says."""
-    from dtrak.runs.recipes import load_recipe
+    from dtrak.runs.elsewhere import recipe_to_train
 
-    loaded = load_recipe(recipe, scale, options.recipe_changes(train_source, validation, base))
+    loaded = recipe_to_train(recipe, scale, options.recipe_changes(train_source, validation, base))
     folder = out or loaded.folder
     if dry_run:
         from dtrak.evaluation.planning import plan as plan_of
@@ -99,10 +99,10 @@ def train(
 
     The command writes RUN/model, in diffusers' layout, and RUN/checkpoints.
     """
-    from dtrak.runs.recipes import load_recipe
+    from dtrak.runs.elsewhere import recipe_to_train
     from dtrak.runs.run import Run
 
-    loaded = load_recipe(recipe)
+    loaded = recipe_to_train(recipe)
     wanted = Run(out, loaded if subset is None else loaded.with_subset(subset))
     if not wanted.is_trained:
         from dtrak.evaluation.checking import check_run

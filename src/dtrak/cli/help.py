@@ -5,7 +5,7 @@ A group is found by the option's name, so that the same word stands in the same 
 
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from dtrak.cli.scoring import OPTIONS, WHERE
 
@@ -32,6 +32,32 @@ GROUPS = {
 USUAL = ("timesteps", "parameters", "cache")  # of the options for scoring, those that --help shows
 RARE = {*OPTIONS, *WHERE, "grid", "output_function", "output_timesteps", "output_noises"} - {*USUAL}
 EVERYTHING = "--help-all"
+# The commands as `dtrak --help` lists them: the usual way through, then what is for large sets, then what there is.
+COMMANDS = [
+    *(
+        "demo",
+        "run",
+        "train",
+        "generate",
+        "attribute",
+        "evaluate",
+        "credit",
+        "report",
+        "serve",
+        "figure",
+        "card",
+        "info",
+    ),
+    *("index", "search", "plan", "methods", "recipes"),
+]
+
+
+class InOrder(TyperGroup):
+    """The commands in this order, whichever files they come from."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        found = super().list_commands(ctx)
+        return [*(name for name in COMMANDS if name in found), *(name for name in found if name not in COMMANDS)]
 
 
 class GroupedCommand(TyperCommand):

@@ -18,9 +18,9 @@ def methods() -> None:
 
 
 def recipes(name: options.RecipeName = None, model: options.FromModel = None) -> None:
-    """List the recipes, or print one to start your own from, such as one for a model that you have.
+    """List the recipes, or print one to start your own from.
 
-    The comments of a recipe explain each line.
+    With --from, the recipe is one for a model that you have. The comments of a recipe explain each line.
     """
     from dtrak.runs.recipes import load_recipe, recipe_names, recipe_text
     from dtrak.tables import Table

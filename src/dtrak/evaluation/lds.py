@@ -43,7 +43,18 @@ class LDS:
 def evaluate_lds(
     values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDArray[np.float32], resamples: int = 1000
 ) -> LDS:
-    """Return the LDS and its error, from scores [Q, N], masks [M, N] and losses [M, S, Q]."""
+    """Return the LDS and its error, from scores [Q, N], masks [M, N] and losses [M, S, Q].
+
+    Here, each of two images is in some of the subsets, and training on the first one lowers the query's loss:
+
+    >>> import numpy as np
+    >>> from dtrak.evaluation import evaluate_lds
+    >>> masks = np.array([[True, False], [False, True], [True, True], [False, False]])
+    >>> losses = np.array([1.0, 2.1, 0.9, 2.0])[:, None, None]  # [4 subsets, 1 seed, 1 query]
+    >>> scores = np.array([[1.0, 0.1]])  # [1 query, 2 images]
+    >>> round(evaluate_lds(scores, masks, losses).mean)
+    80
+    """
     means = bootstrap(values, masks, losses, resamples)
     low, high = np.percentile(means, [2.5, 97.5])
     return LDS(lds(values, masks, losses), float(means.mean()), float(means.std()), float(low), float(high))
@@ -55,7 +66,18 @@ def mean_lds(values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDAr
 
 
 def lds(values: NDArray[np.float32], masks: NDArray[np.bool_], losses: NDArray[np.float32]) -> Floats:
-    """Return the LDS of each query, […, Q], from scores […, Q, N], masks [M, N] and losses [M, S, Q]."""
+    """Return the LDS of each query, […, Q], from scores […, Q, N], masks [M, N] and losses [M, S, Q].
+
+    Here, each of two images is in some of the subsets, and training on the first one lowers the query's loss:
+
+    >>> import numpy as np
+    >>> from dtrak.evaluation import lds
+    >>> masks = np.array([[True, False], [False, True], [True, True], [False, False]])
+    >>> losses = np.array([1.0, 2.1, 0.9, 2.0])[:, None, None]  # [4 subsets, 1 seed, 1 query]
+    >>> scores = np.array([[1.0, 0.1]])  # [1 query, 2 images]
+    >>> lds(scores, masks, losses)
+    array([80.])
+    """
     return 100 * spearman(predicted_losses(values, masks), mean_losses(losses))
 
 
@@ -117,6 +139,16 @@ def bootstrap(
     """Return the mean LDS over queries, […, resamples], from scores […, Q, N], masks [M, N] and losses [M, S, Q].
 
     For each resample, M of the M subsets are drawn with replacement, the same for all queries and scores.
+
+    Here, each of two images is in some of the subsets, and training on the first one lowers the query's loss:
+
+    >>> import numpy as np
+    >>> from dtrak.evaluation import bootstrap
+    >>> masks = np.array([[True, False], [False, True], [True, True], [False, False]])
+    >>> losses = np.array([1.0, 2.1, 0.9, 2.0])[:, None, None]  # [4 subsets, 1 seed, 1 query]
+    >>> scores = np.array([[1.0, 0.1]])  # [1 query, 2 images]
+    >>> bootstrap(scores, masks, losses, resamples=50).shape
+    (50,)
     """
     picks = draw_subsets(len(masks), resamples)
     return 100 * resampled_spearman(predicted_losses(values, masks), mean_losses(losses), picks)

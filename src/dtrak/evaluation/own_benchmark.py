@@ -38,7 +38,18 @@ from dtrak.runs.run import versions
 
 @dataclass(frozen=True, eq=False)
 class OwnBenchmark:
-    """A benchmark folder that a training loop fills."""
+    """A benchmark folder that a training loop fills.
+
+    >>> import dtrak
+    >>> from dtrak.evaluation import OwnBenchmark
+    >>> model, train = dtrak.load_model("runs/digits/model"), dtrak.load_images("digits:train").first(20)
+    >>> own = OwnBenchmark.begin("bench", model, train, {"validation": train.first(2)}, subsets=2, timesteps=1)
+    >>> for subset, seed in own.missing():
+    ...     rows = own.rows(subset)  # train a model on these images, with this seed
+    ...     own.add(subset, seed, model)
+    >>> own.missing()
+    []
+    """
 
     folder: Path
     masks: NDArray[np.bool_]  # [M, N]: which images each subset has
@@ -148,6 +159,12 @@ def rows_without(scores: Scores, query: int, remove: int) -> NDArray[np.int64]:
     """Return the positions of the training images without the `remove` highest-scoring ones of a query.
 
     A counterfactual trains on these from the same seed, and draws the picture again.
+
+    >>> import dtrak
+    >>> from dtrak.evaluation import rows_without
+    >>> scores = dtrak.Scores.load("runs/digits/scores.npz")
+    >>> len(rows_without(scores, query=0, remove=200))
+    800
     """
     return np.flatnonzero(~highest(scores.values[query : query + 1], remove)[0])
 

@@ -151,7 +151,7 @@ class Plan:
         settings = self.recipe.generation
         guided = settings.guidance is not None  # a step then takes two passes, with the prompt and without
         passes = settings.count * settings.steps * (1 + guided)
-        description = f"{settings.count:,} pictures × {settings.steps:,} steps of DDIM" + " × 2 for guidance" * guided
+        description = f"{settings.count:,} pictures × {settings.steps:,} steps" + " × 2 for guidance" * guided
         at_once = min(BATCH, settings.count)
         denoising = at_once * self.layout.working
         decoding = min(at_once, pictures_in_a_pass(*self.shape[1:])) * self.layout.decoding

@@ -84,7 +84,7 @@ export function onePicture() {
     matchesIn: () => "train",
     titles: run.index ? ["Proponents"] : ["Proponents", "Opponents"],
     none: ["No training image has a positive score.", "No training image has a negative score."],
-    summary: (found) => run.index ? `The strongest of ${count(run.train.count)} training images, with their exact scores.` : `Of ${count(run.train.count)} training images, ${count(found.positive)} lowered this picture’s loss and ${count(found.negative)} raised it.`,
+    summary: (found) => run.index ? `The strongest of ${count(run.train.count)} training images, with their exact scores.` : `Of ${count(run.train.count)} training images, ${count(found.positive)} made the model better at this picture (proponents lowered its loss) and ${count(found.negative)} made it worse (opponents raised it). Scores are estimates, and no proof that anything was copied.`,
     facts: () => [],
     more: (here, found) => Object.entries(found.credit).map(([column, groups]) => credit(column, groups, found.prompt ?? undefined)),
     files: (here) => {

@@ -66,6 +66,8 @@ class FeatureSettings:
         from dtrak.gradients.projecting import PROJECTIONS
         from dtrak.gradients.sharing import parse_sharing
 
+        if isinstance(self.timesteps, list | tuple):  # as Python code gives them
+            object.__setattr__(self, "timesteps", "".join(f"{one}," for one in self.timesteps))
         PROJECTIONS.choose(self.projection_of(apart=False))
         parse_sharing(self.noise)
         check_known("dtype", self.dtype, list(DTYPES))

@@ -37,6 +37,11 @@ def lds_bars(
     """Draw the LDS of each method with the 95% interval of its bootstrap.
 
     What perfect scores would reach is marked if it is known, or else the noise ceiling.
+
+    >>> from dtrak import figures
+    >>> from dtrak.report.comparisons import MethodLDS
+    >>> found = {"step-trak": MethodLDS(55.5, 0.9, 53.7, 57.2, None, [])}
+    >>> figures.lds_bars(found, perfect=79).save("lds.pdf")
     """
     names, found = list(methods), list(methods.values())
     with matplotlib.rc_context(STYLE):
@@ -63,7 +68,13 @@ def lds_bars(
 
 
 def lds_curve(curve: "Curve") -> PaperFigure:
-    """Draw the LDS of each method against a setting, as wide as a column of text."""
+    """Draw the LDS of each method against a setting, as wide as a column of text.
+
+    >>> from dtrak import figures
+    >>> from dtrak.report.curves import Curve, Sample
+    >>> line = [Sample(2, 36.3), Sample(5, 39.7), Sample(10, 40.7)]
+    >>> figures.lds_curve(Curve("timesteps", "K", {"d-trak": line}, "", True, None)).save("curve.pdf")
+    """
     xs = sorted({sample.x for line in curve.lines.values() for sample in line})
     with matplotlib.rc_context(STYLE):
         figure = PaperFigure(figsize=(COLUMN, 2.4), layout="constrained")
@@ -96,6 +107,11 @@ def credit(
     """Draw the shares of the largest groups with their 95% intervals, from `Scores.credit`.
 
     `of_training` gives the groups' shares of the training images, which are marked for comparison.
+
+    >>> import dtrak
+    >>> from dtrak import figures
+    >>> scores = dtrak.Scores.load("runs/digits/scores.npz")
+    >>> figures.credit(scores.credit(by="label")).save("credit.pdf")
     """
     shown = list(credits[:groups])
     with matplotlib.rc_context(STYLE):
@@ -122,6 +138,11 @@ def boxplots(panels: Mapping[str, Mapping[str, NDArray[np.floating[Any]]]]) -> P
     """Draw a panel for each label, with a box for each name, its values [Q] as points, and their median as a number.
 
     Boxes reach from quartile to quartile, and whiskers to the farthest value within 1.5 lengths of the box from it.
+
+    >>> import numpy as np
+    >>> from dtrak import figures
+    >>> distances = {"random": np.array([1.0, 1.2, 0.9]), "step-trak": np.array([2.0, 2.5, 1.7])}
+    >>> figures.boxplots({"distance": distances}).save("boxes.pdf")
     """
     names = list(next(iter(panels.values())))
     with matplotlib.rc_context(STYLE):

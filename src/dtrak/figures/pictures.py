@@ -52,6 +52,11 @@ def proponents_and_opponents(
 
     With several methods, each has a row. `train` has the training images of the scores, and `queries` the queries to
     show: `queries.select(range(4))` shows the first four.
+
+    >>> import dtrak
+    >>> from dtrak import figures
+    >>> scores = dtrak.open_run("runs/digits").scores()
+    >>> figures.proponents_and_opponents(scores, scores.train, scores.queries.first(4)).save("proponents.pdf")
     """
     by_method = dict(scores) if isinstance(scores, Mapping) else {scores.method: scores}
     first = next(iter(by_method.values()))
@@ -78,6 +83,12 @@ def self_influence(found: "SelfInfluence", train: "Images", least: int | None = 
     """Draw the most and least self-influential training images of each class, a row for each class.
 
     `train` has all training images of the scores, in their order. With `least`, fewer of the least are drawn.
+
+    >>> import dtrak
+    >>> from dtrak import figures
+    >>> from dtrak.attribution.self_influence import self_influence_by_class
+    >>> scores = dtrak.open_run("runs/digits").scores()
+    >>> figures.self_influence(self_influence_by_class(scores), scores.train).save("self-influence.pdf")
     """
     cell = partial(_cell, train, format_score=plain)
     each = max(len(one.most) for one in found.classes)
@@ -134,6 +145,12 @@ def side_by_side(pictures: Mapping[str, NDArray[np.uint8]], captions: Sequence[s
     """Draw a row of pictures [Q, H, W, C] for each name, so that pictures with the same caption [Q] share a column.
 
     If the pictures do not fit into one row, they continue in further bands of rows.
+
+    >>> import dtrak
+    >>> from dtrak import figures
+    >>> digits = dtrak.load_images("digits:train")
+    >>> rows = {"before": digits.pixels(range(3)), "after": digits.pixels(range(3, 6))}
+    >>> figures.side_by_side(rows, ["a", "b", "c"]).save("pairs.pdf")
     """
     names, count = list(pictures), len(captions)
     _, height, width, _ = pictures[names[0]].shape

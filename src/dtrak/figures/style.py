@@ -42,7 +42,11 @@ STYLE: dict[Any, Any] = {
 
 
 class PaperFigure(Figure):
-    """A figure that a notebook shows by itself, and that can be saved in one call."""
+    """A figure that a notebook shows by itself, and that can be saved in one call.
+
+    >>> import dtrak
+    >>> dtrak.open_run("runs/digits").scores().plot(4).save("figure.svg")
+    """
 
     def save(self, path: str | Path) -> None:
         """Write the figure as .pdf, .svg or .png, by the path's ending."""
@@ -67,7 +71,12 @@ def simplify_frame(axes: Axes, rule: str) -> None:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure as .pdf, .svg or .png, by the path's ending; the same figure always gives the same bytes."""
+    """Write a figure as .pdf, .svg or .png, by the path's ending; the same figure always gives the same bytes.
+
+    >>> from dtrak.figures import save_figure
+    >>> from matplotlib.figure import Figure
+    >>> save_figure(Figure(), "empty.pdf")
+    """
     path = Path(path)
     ending = path.suffix.lower()
     if ending not in FORMATS:

@@ -2,7 +2,8 @@
 
 There are two ways. Autograd adds up the gradients of a batch: if the batch holds the copies of one image, this sum is
 what we need. If it holds several images, hooks on the layers read the inputs and the gradients of the outputs before
-they are added, and `layers.py` computes the gradient of each image from them.
+they are added, and `layers.py` computes the gradient of each image from them. `tables.py` does the same for parameters
+that belong to no layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dtrak.gradients.layers import WITHOUT_INPUT, gradient_of, owners, supported
+from dtrak.gradients.layers import WITHOUT_INPUT, gradient_of, of_blocks, owners
+from dtrak.gradients.tables import Received, followed
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
 from dtrak.noise import gaussian
@@ -109,9 +111,14 @@ def gradient_of_each_image(
 
         return after_forward
 
+    def receiver(name: str) -> Received:
+        return lambda rows: receive(name, rows.view(images, -1, rows.shape[1]).sum(1))
+
+    tables = of_blocks(network, names)
+    layers = owners(network, names - tables)
     with _evaluating(network, requiring=set()):
-        handles = [layer.register_forward_hook(hook(path, layer)) for path, layer in owners(network, names).items()]
-        with _removed_after(handles):
+        handles = [layer.register_forward_hook(hook(path, layer)) for path, layer in layers.items()]
+        with _removed_after(handles), followed(network, {name: receiver(name) for name in tables}):
             yield
 
 
@@ -131,12 +138,9 @@ def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Conditio
 def _try_hooks(model: DiffusionModel, names: set[str], condition: Condition | None) -> bool:
     """Return whether the gradients from hooks equal ordinary gradients, for two copies of each of two images.
 
-    Hooks fail if a parameter belongs to a block of layers, if the network uses a parameter outside of its layer's
-    call, or if a layer has several inputs or outputs, or an input without a batch axis. `condition` holds the
-    condition of one image; each of its tensors is [1, …].
+    Hooks fail if the network uses a parameter outside of its layer's call, or if a layer has several inputs or outputs,
+    or an input without a batch axis. `condition` holds the condition of one image; each of its tensors is [1, …].
     """
-    if not supported(model.network, names):
-        return False
     noisy = gaussian((4, *model.shape), 0).to(model.device)
     timesteps = torch.arange(4, device=model.device) * (model.timesteps // 4)
     of_four = moved(repeated(condition or {}, 4), model.device)

@@ -109,6 +109,11 @@ def owners(network: nn.Module, names: set[str]) -> dict[str, nn.Module]:
     return {name.rpartition(".")[0]: network.get_submodule(name.rpartition(".")[0]) for name in names}
 
 
-def supported(network: nn.Module, names: set[str]) -> bool:
-    """Return whether every named parameter belongs to a layer, and not to a block of layers."""
-    return all(is_known(layer) or not any(layer.children()) for layer in owners(network, names).values())
+def of_blocks(network: nn.Module, names: set[str]) -> set[str]:
+    """Return the named parameters that belong to a block of layers, and not to a layer."""
+    layers = owners(network, names)
+    return {name for name in names if _is_block(layers[name.rpartition(".")[0]])}
+
+
+def _is_block(layer: nn.Module) -> bool:
+    return not is_known(layer) and any(layer.children())

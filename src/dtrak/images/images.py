@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.errors import DtrakError, UsageError
+from dtrak.errors import DtrakError, UsageError, check_type
 from dtrak.images.found import FoundImages
 from dtrak.images.pictures import Picture, common_shape, file_errors, regular
 from dtrak.images.selection import Selection
@@ -76,13 +76,23 @@ class Images:
         return pixels
 
     def tensor(self, indices: Sequence[int] | NDArray[Any]) -> "torch.Tensor":
-        """Read some images as float32 [B, C, H, W] in [-1, 1]."""
+        """Read some images as float32 [B, C, H, W] in [-1, 1].
+
+        >>> import dtrak
+        >>> dtrak.load_images("digits:train").tensor([0, 1]).shape
+        torch.Size([2, 1, 8, 8])
+        """
         import torch
 
         return torch.from_numpy(self.pixels(indices)).permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
 
     def select(self, indices: Sequence[int] | NDArray[Any]) -> "Images":
-        """Return a subset of B images in the given order; no pixels are read."""
+        """Return a subset of B images in the given order; no pixels are read.
+
+        >>> import dtrak
+        >>> dtrak.load_images("digits:train").select([4, 2]).ids
+        array([4, 2])
+        """
         chosen = list(indices)
         columns = {name: column[chosen] for name, column in self.columns.items()}
         return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen])
@@ -93,7 +103,12 @@ class Images:
         return self._crop, self._size
 
     def first(self, count: int | None) -> "Images":
-        """Return the first `count` images; all of them if there are fewer, or if `count` is None."""
+        """Return the first `count` images; all of them if there are fewer, or if `count` is None.
+
+        >>> import dtrak
+        >>> len(dtrak.load_images("digits:train").first(20))
+        20
+        """
         return self.select(range(len(self))[:count])
 
     def in_memory(self) -> "Images":
@@ -161,7 +176,7 @@ def _digest(picture: Picture) -> bytes:
 
 
 def load_images(
-    source: str,
+    source: str | Path,
     *,
     size: int | None = None,
     crop: int | None = None,
@@ -180,6 +195,8 @@ def load_images(
     >>> len(images), images.shape, list(images.columns)
     (797, (1, 8, 8), ['label'])
     """
+    check_type("images", source, (str, Path), "a folder, a file or hf:name:split; dtrak.images_from takes objects")
+    source = str(source)
     for option, side in (("size", size), ("crop", crop)):
         if side is not None and side < 1:
             raise UsageError(f"{option} is {side}, but must be at least 1 pixel")

@@ -65,7 +65,8 @@ def _images(data: Any, name: str) -> Images:
         return images_from(data[key], name=name, **others)
     if hasattr(data, "shape") and hasattr(data, "dtype"):
         return _of_pixels(_pixels(data, name), {}, name)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    is_table = type(data).__module__.partition(".")[0] == "pandas"  # its columns, not its rows, have numbers
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_table:
         return _of_rows(data, name)
     raise UsageError(f"{name} is a {type(data).__name__}: {KINDS}")
 

@@ -1,9 +1,10 @@
 """The models that can be attributed: one small interface over diffusers, which no other part of the package imports."""
 
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from dtrak.errors import UsageError, check_known
+from dtrak.errors import UsageError, check_known, check_type
 from dtrak.models.families import FAMILIES, PipelineFamily, family_of, family_of_pipeline, family_that_opens
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def save_model(model: "DiffusionModel", folder: Path) -> None:
 
 
 def load_model(
-    source: str, lora: str | None = None, prompt: str | None = None, precision: str | None = None
+    source: str | Path, lora: str | Path | None = None, prompt: str | None = None, precision: str | None = None
 ) -> "DiffusionModel":
     """Open a diffusers folder or a hub id: a pipeline of one of the families, or a LoRA that names its pipeline.
 
@@ -50,6 +51,12 @@ def load_model(
     """
     from dtrak.models.pipelines import is_lora, local_folder
 
+    check_type(
+        "model", source, (str, Path), "a diffusers folder or a hub id; dtrak.attribute takes objects as they are"
+    )
+    check_type("lora", lora, (str, Path, NoneType), "a folder, a file or a hub id of LoRA weights")
+    check_type("prompt", prompt, (str, NoneType), 'a template such as "a {label} painting"')
+    source, lora = str(source), None if lora is None else str(lora)
     folder = local_folder(source, lambda found: None if is_lora(found) else _checked_family(found, source))
     if (folder / "recipe.yaml").exists() and (folder / "model").is_dir():
         raise UsageError(f"{source} is a run: its model is {folder / 'model'}")

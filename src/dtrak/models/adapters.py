@@ -11,6 +11,7 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dtrak.errors import UsageError
@@ -22,6 +23,20 @@ Adapter = Callable[[nn.Module, Tensor, Tensor, Condition], Any]
 def plain(network: nn.Module, noisy: Tensor, time: Tensor, condition: Condition) -> Any:
     """Call a network that takes x_t and the time, and then its condition by name."""
     return network(noisy, time, **condition)
+
+
+def called(adapter: Adapter, network: nn.Module, noisy: Tensor, time: Tensor, condition: Condition) -> Any:
+    """Call the adapter; if the network does not take what it is given, say what that was."""
+    try:
+        return adapter(network, noisy, time, condition)
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
+        if adapter is not plain or isinstance(error, torch.OutOfMemoryError) or noisy.is_meta:
+            raise
+        told = "".join(f", {name} {list(value.shape)}" for name, value in condition.items())
+        raise UsageError(
+            f"the network {type(network).__name__} cannot be called with x_t {list(noisy.shape)}, time "
+            f"{list(time.shape)}{told}: {str(error).splitlines()[0]} (an adapter can call it in another way)"
+        ) from error
 
 
 def prediction_of(output: Any, noisy: Tensor) -> Tensor:

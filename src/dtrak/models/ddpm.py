@@ -9,12 +9,14 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import diffusers
 from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 
 from dtrak.errors import UsageError
 from dtrak.files import whole_folder, write_json
 from dtrak.models.classes import Classes
 from dtrak.models.diffusion import DiffusionModel
+from dtrak.models.exploding import is_exploding
 from dtrak.models.loras import load_lora
 from dtrak.models.pipelines import INDEX, check_files, check_schedule, load_errors, read_config, whole_weights
 from dtrak.models.settings import Schedule
@@ -77,11 +79,19 @@ def load(folder: Path, source: str, lora: str | None = None, prompt: str | None 
     check_files(folder)
     with load_errors(source):
         unet = whole_weights(UNet2DModel, unet_folder, source)
-        scheduler = DDPMScheduler.from_pretrained(scheduler_folder)
+        scheduler = _load_scheduler(scheduler_folder, source)
     if lora is not None:
         load_lora(unet, lora, source)
     names = read_config(folder, Path(CLASSES), source) if (folder / CLASSES).exists() else {}
     return assemble(unet, scheduler, source, names)
+
+
+def _load_scheduler(folder: Path, source: str) -> Any:
+    """Load a scheduler: as a DDPM's, if it has β; else of its own class."""
+    config = read_config(folder, Path("scheduler_config.json"), source)
+    kind = str(config.get("_class_name", "DDPMScheduler"))
+    is_other = "FlowMatch" in kind or config.get("use_flow_sigmas") or is_exploding(kind)
+    return (getattr(diffusers, kind) if is_other else DDPMScheduler).from_pretrained(folder)
 
 
 def check(folder: Path, source: str) -> None:

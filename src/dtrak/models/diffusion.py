@@ -12,8 +12,9 @@ import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
-from dtrak.errors import UsageError
-from dtrak.models.adapters import Adapter, described, plain, prediction_of
+from dtrak.errors import UsageError, check_takes
+from dtrak.limits import shortened
+from dtrak.models.adapters import Adapter, called, described, plain, prediction_of
 from dtrak.models.autoencoder import Autoencoder, as_autoencoder
 from dtrak.models.columns import Columns, FromImages
 from dtrak.models.conditions import Condition, Conditioner
@@ -62,6 +63,7 @@ class DiffusionModel:
         if self.autoencoder is not None and not isinstance(self.autoencoder, Autoencoder):
             object.__setattr__(self, "autoencoder", as_autoencoder(self.autoencoder))
         object.__setattr__(self, "noise_process", noise_process_of(self.scheduler, self.source))
+        check_conditioner(self.conditioner)
         if isinstance(self.conditioner, Mapping) or callable(self.conditioner):
             object.__setattr__(self, "conditioner", Columns(self.conditioner))
 
@@ -135,11 +137,11 @@ class DiffusionModel:
     def predict(self, noisy: Tensor, timesteps: Tensor, condition: Condition | None = None) -> Tensor:
         """Return the output of the network, [B, C, H, W], without a learned variance."""
         time, precision = self.noise_process.time(timesteps), self.precision
+        noisy = self.noise_process.network_input(noisy, timesteps)
         if precision != noisy.dtype and (noisy.is_meta or not torch.is_autocast_enabled(noisy.device.type)):
             condition = {name: _in_precision(value, precision) for name, value in (condition or {}).items()}
             noisy = noisy.to(precision)
-        output = self.adapter(self.network, noisy, time, condition or {})
-        return prediction_of(output, noisy)
+        return prediction_of(called(self.adapter, self.network, noisy, time, condition or {}), noisy)
 
     @property
     def precision(self) -> torch.dtype:
@@ -241,7 +243,8 @@ class DiffusionModel:
         channels, height, width = self.image_shape
         remedies = []
         if shape[1:] != self.image_shape[1:]:
-            remedies.append(f"--size {height}" if height == width else f"images of {width}×{height}")
+            size = f"--size {height} (size={height} in Python, data.size in a recipe)"
+            remedies.append(size if height == width else f"images of {width}×{height}")
         if shape[0] != channels:
             remedies.append("images in colour" if channels == 3 else "grey images")
         raise UsageError(
@@ -262,6 +265,7 @@ def chosen_parameters(network: nn.Module, chosen: ChosenParameters | None) -> di
     if chosen == EVERY_PARAMETER:
         return named
     if callable(chosen):
+        check_takes("parameters", chosen, ("name", "parameter"))
         found = {name: value for name, value in named.items() if chosen(name, value)}
         said = f"the function {getattr(chosen, '__name__', 'parameters')} chooses none"
     elif isinstance(chosen, str):
@@ -271,6 +275,11 @@ def chosen_parameters(network: nn.Module, chosen: ChosenParameters | None) -> di
             raise UsageError(f"the parameter pattern {chosen!r} is not a regular expression: {error}") from None
         said = f"no parameter's name matches {chosen!r}"
     else:
+        if not isinstance(chosen, Sequence) or not all(isinstance(one, str) for one in chosen):
+            raise UsageError(
+                f"parameters is {shortened(chosen)}: give a regular expression, a list of names, or a function of a "
+                "name and its parameter"
+            )
         if unknown := [name for name in chosen if name not in named]:
             raise UsageError(f"parameters: the model has no parameter {unknown[0]!r}; {_parts(named)}")
         found, said = {name: named[name] for name in chosen}, "parameters: the list is empty"
@@ -293,6 +302,16 @@ def check_parts(network: object, shape: object, adapter: object) -> None:
         raise UsageError(f"shape is {shape!r}: give (channels, height, width) of x_t, such as (3, 32, 32)")
     if not callable(adapter):
         raise UsageError(f"adapter is a {type(adapter).__name__}: give a function of network, x_t, time and condition")
+
+
+def check_conditioner(conditioner: object) -> None:
+    """Refuse what is neither a conditioner nor a description of one."""
+    known = conditioner is None or isinstance(conditioner, Mapping) or callable(conditioner)
+    if not known and not hasattr(conditioner, "without"):
+        raise UsageError(
+            f'conditioner is a {type(conditioner).__name__}: give {{"y": "label"}}, by which the network gets a column '
+            "of the images as its argument y, or a function of images that returns tensors by name"
+        )
 
 
 def _in_precision(value: Tensor, precision: torch.dtype) -> Tensor:

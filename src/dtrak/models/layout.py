@@ -104,12 +104,7 @@ def _pipeline(family: Any, parts: Mapping[str, Any], settings: PipelineSettings,
     latents, condition = torch.zeros(1, *model.shape), family.shapes(network)
     text = [part for name, part in parts.items() if name.startswith("text_encoder")]
     forward = partial(model.predict, latents, _timestep(), condition)
-    try:
-        measured = _measured(network, _count(vae) + sum(map(_count, text)), forward)
-    except NotImplementedError:  # a network that looks at the values of a mask
-        raise UsageError(
-            f"{source}: what a {family.title} takes cannot be told from its settings alone: leave --dry-run out"
-        ) from None
+    measured = _measured(network, _count(vae) + sum(map(_count, text)), forward)
     return replace(
         measured,
         latents=latents.numel(),

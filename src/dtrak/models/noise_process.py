@@ -1,22 +1,24 @@
 """How noise is mixed into an image, what a network predicts, and how a solver leads from noise back to an image.
 
-    diffusion:  x_t = √ᾱ_t x + √(1−ᾱ_t) ε,    the network predicts ε, or v = √ᾱ_t ε − √(1−ᾱ_t) x;  solver: DDIM
-    flow:       x_t = (1−σ_t) x + σ_t ε,        the network predicts v = ε − x;                        solver: Euler
+    diffusion:  x_t = √ᾱ_t x + √(1−ᾱ_t) ε,    the network predicts ε, x, or v = √ᾱ_t ε − √(1−ᾱ_t) x;  solver: DDIM
+    flow:       x_t = (1−σ_t) x + σ_t ε,        the network predicts v = ε − x;                           solver: Euler
 
-In both, timesteps are whole numbers from 0, almost no noise, to T − 1, almost only noise.
+`exploding.py` has two more, in which noise is added to an unchanged image. In all, timesteps are whole numbers from 0,
+almost no noise, to T − 1, almost only noise.
 """
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from dtrak.errors import UsageError
+from dtrak.models.euler import Euler, evenly_spaced
+from dtrak.models.exploding import exploding, is_exploding
 
-PREDICTION_TYPES = ("epsilon", "v_prediction")
+PREDICTION_TYPES = ("epsilon", "v_prediction", "sample")
 
 
 class SolverStep(Protocol):
@@ -38,6 +40,10 @@ class Solver(Protocol):
     def timesteps(self) -> Tensor:
         """The timesteps that it passes through, [steps], falling."""
 
+    @property
+    def init_noise_sigma(self) -> float:
+        """The standard deviation of the noise that it starts from."""
+
     def step(self, prediction: Tensor, t: Tensor, x: Tensor, /) -> SolverStep:
         """Take a step from x_t, with what the network predicts for it."""
 
@@ -51,6 +57,9 @@ class NoiseProcess(Protocol):
 
     def add_noise(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """Return x_t."""
+
+    def network_input(self, noisy: Tensor, t: Tensor) -> Tensor:
+        """Return what the network is given as x_t."""
 
     def time(self, t: Tensor) -> Tensor:
         """Return the time that the network takes as its argument for the timesteps, [B]."""
@@ -93,12 +102,16 @@ class Diffusion:
         noisy: Tensor = self.scheduler.add_noise(clean, noise, t)
         return noisy
 
+    def network_input(self, noisy: Tensor, t: Tensor) -> Tensor:
+        return noisy
+
     def time(self, t: Tensor) -> Tensor:
         return t
 
     def training_target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        if self.scheduler.config.prediction_type == "epsilon":
-            return noise
+        kind = self.scheduler.config.prediction_type
+        if kind != "v_prediction":
+            return noise if kind == "epsilon" else clean
         velocity: Tensor = self.scheduler.get_velocity(clean, noise, t)
         return velocity
 
@@ -106,10 +119,11 @@ class Diffusion:
         return noise
 
     def target_from_prediction(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
-        if self.scheduler.config.prediction_type == "epsilon":
+        kind = self.scheduler.config.prediction_type
+        if kind == "epsilon":
             return prediction
         signal, sigma = self.signal_and_noise(t)
-        return signal * prediction + sigma * noisy
+        return signal * prediction + sigma * noisy if kind == "v_prediction" else (noisy - signal * prediction) / sigma
 
     def elbo_weights(self, t: Tensor) -> Tensor:
         """Return β_t² / (2 σ_t² α_t (1−ᾱ_t)) with σ_t² = β_t, [B]."""
@@ -151,6 +165,9 @@ class Flow:
         sigma = self.sigmas(t)
         return (1 - sigma) * clean + sigma * noise
 
+    def network_input(self, noisy: Tensor, t: Tensor) -> Tensor:
+        return noisy
+
     def time(self, t: Tensor) -> Tensor:
         return self.sigmas(t).flatten() * self.timesteps
 
@@ -169,34 +186,11 @@ class Flow:
         return (1 - sigma) / sigma
 
     def solver(self, steps: int) -> Solver:
-        return Euler(self, torch.from_numpy(np.linspace(self.timesteps - 1, 0, steps).round().astype(np.int64)))
+        return Euler(self, evenly_spaced(self.timesteps, steps))
 
     def fingerprint_bytes(self) -> bytes:
         content: bytes = self.scheduler.sigmas.numpy().tobytes()
         return b"flow" + content
-
-
-@dataclass(frozen=True)
-class EulerStep:
-    """The result of one step of `Euler`."""
-
-    prev_sample: Tensor
-    pred_original_sample: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Euler:
-    """x_s = x_t + (σ_s − σ_t) v, with σ = 0 at the end; every step is at a timestep of the training."""
-
-    flow: Flow
-    timesteps: Tensor
-
-    def step(self, prediction: Tensor, t: Tensor, x: Tensor) -> EulerStep:
-        """Take a step from x_t to the next lower timestep."""
-        lower = self.timesteps[self.timesteps < t.cpu()]
-        sigma = float(self.flow.sigmas(t.view(1)))
-        next_sigma = float(self.flow.sigmas(lower[:1])) if len(lower) else 0.0
-        return EulerStep(x + (next_sigma - sigma) * prediction, x - sigma * prediction)
 
 
 def noise_process_of(scheduler: Any, source: str) -> NoiseProcess:
@@ -204,6 +198,8 @@ def noise_process_of(scheduler: Any, source: str) -> NoiseProcess:
 
     Schedulers that differ only in how they draw pictures have the same noise process.
     """
+    if isinstance(scheduler, type):
+        raise UsageError(f"scheduler is the class {scheduler.__name__}: give an object of it, {scheduler.__name__}()")
     config = getattr(scheduler, "config", None)
     if config is None:
         raise UsageError(
@@ -212,17 +208,20 @@ def noise_process_of(scheduler: Any, source: str) -> NoiseProcess:
     if is_flow(scheduler):
         # A scheduler that has drawn a picture has lost all σ but those of its steps.
         return Flow(as_flow(scheduler))
+    if is_exploding(type(scheduler).__name__):
+        return exploding(scheduler)
     if isinstance(scheduler, DDPMScheduler | DDIMScheduler):
         found = scheduler
     elif config.get("beta_schedule") or config.get("trained_betas") is not None:
         found = DDPMScheduler.from_config(config)
     else:
         raise UsageError(
-            f"{source} has a {type(scheduler).__name__}: only schedulers that add noise like DDPMScheduler or "
-            "FlowMatchEulerDiscreteScheduler are supported"
+            f"{source} has a {type(scheduler).__name__}: only schedulers that add noise like DDPMScheduler, "
+            "FlowMatchEulerDiscreteScheduler, ScoreSdeVeScheduler or EDMEulerScheduler are supported; give one of "
+            "these that adds noise as your training did"
         )
     if (kind := found.config.prediction_type) not in PREDICTION_TYPES:
-        raise UsageError(f"{source} predicts {kind!r}: only {' and '.join(PREDICTION_TYPES)} are supported")
+        raise UsageError(f"{source} predicts {kind!r}: only {', '.join(PREDICTION_TYPES)} are supported")
     return Diffusion(found)
 
 
@@ -243,4 +242,6 @@ def as_latent(scheduler: Any) -> Any:
     """Return a scheduler for training and attribution of a latent model: latents, unlike pixels, may be beyond ±1."""
     if is_flow(scheduler):
         return as_flow(scheduler)
+    if is_exploding(type(scheduler).__name__):
+        return scheduler
     return DDPMScheduler.from_config(scheduler.config, clip_sample=False, thresholding=False)

@@ -20,6 +20,8 @@ from dtrak.errors import UsageError
 from dtrak.models.pipelines import INDEX, UNUSED, check_files, load_errors, read_config, whole_weights
 
 logging.disable_progress_bar()  # loading is too short for a bar
+# Some pipelines import processors of pictures, which nothing here uses; transformers warns that torchvision is missing.
+logging.get_logger("transformers.utils.import_utils").setLevel(logging.ERROR)
 
 LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
 TEXT = ("text_encoder", "tokenizer")  # the names of parts that encode prompts begin with one of these

@@ -17,6 +17,7 @@ from diffusers import ModelMixin
 from huggingface_hub import snapshot_download
 
 from dtrak.errors import DtrakError, UsageError
+from dtrak.models.exploding import is_exploding
 
 STEMS = ("diffusion_pytorch_model", "pytorch_model", "model")  # the names of weight files begin with one of these
 # The files of a LoRA's weights in the formats of diffusers and peft, and its settings as peft and dtrak write them.
@@ -163,13 +164,13 @@ def pipeline_class(folder: Path, source: str) -> str | None:
 
 
 def check_schedule(folder: Path, part: Path, source: str) -> None:
-    """Refuse a schedule without β that is no flow: diffusers' DDPMScheduler would use its own defaults instead."""
+    """Refuse a schedule of an unknown noise process: diffusers' DDPMScheduler would use its own defaults instead."""
     schedule = read_config(folder, part / "scheduler_config.json", source)
     kind = schedule.get("_class_name", "DDPMScheduler")
-    is_flow = "FlowMatch" in str(kind) or schedule.get("use_flow_sigmas")
+    is_known = "FlowMatch" in str(kind) or schedule.get("use_flow_sigmas") or is_exploding(kind)
     has_betas = kind == "DDPMScheduler" or schedule.get("beta_schedule") or schedule.get("trained_betas")
-    if not is_flow and not has_betas:
+    if not is_known and not has_betas:
         raise UsageError(
-            f"{source}: its schedule is a {kind}, which adds noise in another way than a DDPMScheduler: wrap its "
-            "network in dtrak.DiffusionModel"
+            f"{source}: its schedule is a {kind}, whose noise process is not supported: wrap its network in "
+            "dtrak.DiffusionModel, with a scheduler that adds noise as the training did"
         )

@@ -1,6 +1,6 @@
-"""Draw pictures from x_T ~ N(0, I) to x_0 in a few dozen steps of DDIM; the same seed gives the same picture.
+"""Draw pictures from noise x_T to x_0 in a few dozen steps of DDIM or of Euler's solver.
 
-Each picture has its own seed, so that any one of them can be drawn again alone.
+The same seed gives the same picture. Each picture has its own seed, so that any one of them can be drawn again alone.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,8 @@ def _batch(
 ) -> Samples:
     model.network.eval()
     solver = model.solver(steps)
-    x = torch.stack([gaussian(model.shape, seed, "x_T") for seed in seeds]).to(model.device)
+    start = torch.stack([gaussian(model.shape, seed, "x_T") for seed in seeds]).to(model.device)
+    x = float(solver.init_noise_sigma) * start
     condition, unconditional = _conditions(model, prompts, guidance)
     path, estimates = [x], []
     for t in steps_of("draw", list(solver.timesteps), "steps"):

@@ -18,7 +18,7 @@ class Schedule(Section):
     beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2"] = "linear"
     beta_start: OpenFraction = 1e-4
     beta_end: OpenFraction = 0.02
-    prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
+    prediction_type: Literal["epsilon", "v_prediction", "sample"] = "epsilon"
 
 
 class DDPMSettings(Section):

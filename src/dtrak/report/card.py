@@ -67,8 +67,8 @@ def card(content: CardContent) -> PaperFigure:
         figure.text(0.05, 0.925, "Which training images made this picture?", fontsize=17, va="center")
         figure.text(0.05, 0.875, f"{content.run} · {scores.query_ids[0]} · {content.summary}"[:LINE], color=FAINT)
         _show(figure.add_axes((0.05, 0.42, 0.27, 0.40)), content.picture)
-        _row(figure, content, "Strongest proponents: training on them lowered the picture’s loss", top, 0.655, 0.093)
-        _row(figure, content, "Strongest opponents", bottom, 0.43, 0.062)
+        _row(figure, content, "Strongest proponents: training on them lowered the picture’s loss", top, 0.667, 0.093)
+        _row(figure, content, "Strongest opponents: training on them raised it", bottom, 0.437, 0.062)
         column = next((one for one in CREDIT_COLUMNS if one in scores.columns), None)
         if column is not None:
             _credit(figure, content, column)
@@ -87,8 +87,11 @@ def _row(
         _show(figure.add_axes((left, bottom, side, height)), content.train.pixels([match.position])[0])
         colour = FOR if match.score > 0 else AGAINST
         figure.text(left, bottom - 0.025, number(match.score), fontsize=7.5, color=colour, weight="bold")
-        classes = [str(match.columns[column]) for column in CREDIT_COLUMNS if column in match.columns]
-        figure.text(left, bottom - 0.05, ", ".join([str(match.id)[-16:], *classes])[:20], fontsize=6.5, color=FAINT)
+        figure.text(left, bottom - 0.05, str(match.id)[-20:], fontsize=6.5, color=FAINT)
+        column = next((one for one in CREDIT_COLUMNS if one in match.columns), None)
+        if column is not None:
+            said = f"label {match.columns[column]}" if column == "label" else str(match.columns[column])
+            figure.text(left, bottom - 0.073, said[:20], fontsize=6.5, color=FAINT)
 
 
 def _credit(figure: PaperFigure, content: CardContent, column: str) -> None:

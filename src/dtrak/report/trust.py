@@ -9,6 +9,14 @@ from dtrak.report.comparisons import Measurement, MethodLDS, nearest, read_compa
 from dtrak.runs.run import Run
 from dtrak.wording import roughly, tenths
 
+# What scores are good for that reach fewer than so many of 100 points: rules of thumb, as in docs/concepts.md.
+GOOD_FOR = {
+    20: "too little to rely on the ranking",
+    50: "enough for groups and averages over many pictures",
+    80: "enough for groups, and for the strongest images of a picture as hints",
+    101: "enough for the strongest images of a picture, with a look at each",
+}
+
 
 @dataclass(frozen=True)
 class Trust:
@@ -52,7 +60,8 @@ class Trust:
             points, error = round(100 * found.lds / self.perfect), max(1, round(100 * found.std / self.perfect))
             text = (
                 f"Of 100 points that perfect scores would reach, these reach {min(points, 100)}, give or take {error} "
-                f"({measured}; perfect scores: about {self.perfect:.0f})."
+                f"({measured}; perfect scores: about {self.perfect:.0f}). As a rule of thumb, that is "
+                f"{next(words for end, words in GOOD_FOR.items() if min(points, 100) < end)}."
             )
         if self.differences:
             text += f" This was measured with other settings: {'; '.join(self.differences)}."

@@ -4,8 +4,9 @@ The run's file model.json names the model. Its recipe names the images by paths 
 cannot say how the model was trained, so that the model cannot be retrained; `recipe_from` writes a recipe to complete.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
@@ -13,16 +14,18 @@ from pydantic import ValidationError
 from dtrak.errors import UsageError
 from dtrak.files import full_name, write_json
 from dtrak.images.sources import full_source
-from dtrak.models import DiffusionModel
 from dtrak.models.families import FAMILIES
-from dtrak.runs.recipes import Recipe
+from dtrak.runs.recipes import Recipe, load_recipe, recipe_names
 from dtrak.runs.run import ELSEWHERE, Run
 from dtrak.sections import first_mistake
+
+if TYPE_CHECKING:
+    from dtrak.models import DiffusionModel
 
 
 def run_elsewhere(
     folder: Path,
-    model: DiffusionModel,
+    model: "DiffusionModel",
     given: tuple[str, str | None, str | None, str | None],
     train: str,
     size: int | None,
@@ -55,7 +58,18 @@ def run_elsewhere(
     return run
 
 
-def settings_of(model: DiffusionModel) -> dict[str, Any]:
+def recipe_to_train(source: str, scale: str | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Load a recipe that is to be trained; refuse that of a run of a model that was trained elsewhere."""
+    recipe = load_recipe(source, scale, changes)
+    if source not in recipe_names() and Run(Path(source).parent, recipe).is_elsewhere:
+        raise UsageError(
+            f"{source} belongs to a model that was trained elsewhere, and does not say how: complete the recipe that "
+            "`dtrak recipes --from MODEL` prints, and give that"
+        )
+    return recipe
+
+
+def settings_of(model: "DiffusionModel") -> dict[str, Any]:
     """Return a recipe's section `model` that describes a model."""
     describe = getattr(FAMILIES[model.family], "settings_of", None)
     if describe is None:
@@ -65,13 +79,20 @@ def settings_of(model: DiffusionModel) -> dict[str, Any]:
 
 
 RECIPE_HEAD = """\
-# A recipe for a model like {source}. Complete the lines that end in a question mark: nobody can
-# read from a model which images it was trained on, and for how long.
+# A recipe for a model like {source}. Change the lines that have a comment: a model does not tell
+# which images it was trained on, or for how long.
 """
 
 
-def recipe_from(model: DiffusionModel) -> str:
+def recipe_from(model: "DiffusionModel") -> str:
     """Return the YAML of a recipe that trains such a model, with comments on what the user has to fill in."""
+    from dtrak.models.noise_process import Diffusion
+
+    if model.autoencoder is None and not isinstance(model.noise_process, Diffusion):
+        raise UsageError(
+            f"{model.source} has a {type(model.scheduler).__name__}: recipes train U-Nets on pixels with a "
+            "DDPMScheduler only; use your own training loop with dtrak.evaluation.OwnBenchmark"
+        )
     _, height, width = model.image_shape
     size = f"  size: {height}\n" if height == width else ""
     section = yaml.safe_dump({"model": settings_of(model)}, sort_keys=False, allow_unicode=True)
@@ -79,8 +100,10 @@ def recipe_from(model: DiffusionModel) -> str:
         RECIPE_HEAD.format(source=model.source)
         + "name: mine\n"
         + f"summary: like {model.source}\n"
-        + f"data:\n  train: images/  # a folder, an .npz file or hf:name:split?\n{size}"
+        + f"data:\n  train: images/  # the training images: a folder, an .npz file or hf:name:split\n{size}"
+        + "  # validation: others/  (images that it was not trained on, for `dtrak evaluate lds`)\n"
         + section
-        + "training:\n  epochs: 100  # of how many?\n  batch_size: 128  # in batches of how many?\n"
-        + "  learning_rate: 1.0e-4  # and how fast?\n"
+        + "training:\n  epochs: 100  # how often it saw each image\n"
+        + f"  batch_size: {4 if model.autoencoder else 128}  # the images in a step\n"
+        + "  learning_rate: 1.0e-4  # the highest\n"
     )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dtrak.errors import UsageError
+from dtrak.errors import UsageError, check_type
 from dtrak.files import write_json, write_text
 from dtrak.images.images import Images, load_images, read_ids
 from dtrak.images.selection import Selection
@@ -356,6 +356,7 @@ def open_run(folder: str | Path) -> Run:
     pictures: 60 generated
     scores: of step-trak for generated
     """
+    check_type("run", folder, (str, Path), "the folder of a run")
     return Run.open(folder)
 
 

@@ -44,7 +44,8 @@ class Lumina(PipelineFamily):
 
         return {
             "encoder_hidden_states": torch.zeros(1, 256, network.config.cap_feat_dim),
-            "encoder_attention_mask": torch.ones(1, 256, dtype=torch.long),
+            # The network reads how long the prompt is, so that the mask must have values even if nothing else has.
+            "encoder_attention_mask": torch.ones(1, 256, dtype=torch.long, device="cpu"),
         }
 
 

@@ -21,7 +21,7 @@ class DDPM:
     defaults: Mapping[str, Mapping[str, Any]] = {}
     attributed = "all"
     makes_new_weights = True
-    pipelines: tuple[str, ...] = ("DDPMPipeline", "DDIMPipeline", "PNDMPipeline")
+    pipelines: tuple[str, ...] = ("DDPMPipeline", "DDIMPipeline", "PNDMPipeline", "ScoreSdeVePipeline")
 
     def opens(self, folder: Path) -> bool:
         return True  # it is tried last; `load` refuses a folder that does not hold such a U-Net
