@@ -5,7 +5,7 @@
     python benchmarks/scale.py --figure FILE                            # draw the results that there are
 
 Features are synthetic, with a real spectrum. FOLDER has features of every copy of real images, in a feature store such
-as RUN/features/…/train-square-copies; each row is scaled to length 1. A synthetic row is √½ of a real one, of nine
+as RUN/features/…/train-simple-copies; each row is scaled to length 1. A synthetic row is √½ of a real one, of nine
 tenths of them, and √½ of Gaussian noise with their covariance. The second objective has the same rows with a tenth of
 noise of its own. Queries are made in the same way from the other tenth of the real rows.
 

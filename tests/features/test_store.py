@@ -178,7 +178,7 @@ def stores(cache: Path) -> dict[str, dict[str, bytes]]:
 
 def wait_for_shards(folder: Path, count: int) -> None:
     deadline = time.monotonic() + 60
-    while len(list(folder.glob("train-square-copies/shard-*.safetensors"))) < count:
+    while len(list(folder.glob("train-simple-copies/shard-*.safetensors"))) < count:
         assert time.monotonic() < deadline, "no shards appear"
         time.sleep(0.01)
 
