@@ -23,6 +23,7 @@ from dtrak.wording import number
 SIZE = 8.27, 5.83  # inches, a sheet of A5 on its side
 PROPONENTS, OPPONENTS, GROUPS = 6, 3, 6
 LINE = 118  # characters in a line of small text
+PITCH = 0.1  # from one training image to the next, so that small ones have room for their scores, too
 WARNING = (
     "Scores are estimates of what training on an image did to the model's loss on this picture. They are not "
     "probabilities, and no proof that anything was copied."
@@ -83,7 +84,7 @@ def _row(
     height = side * SIZE[0] / SIZE[1]
     figure.text(0.37, bottom + height + 0.03, title, fontsize=9, va="center")
     for place, match in enumerate(found):
-        left = 0.37 + place * (side + 0.007)
+        left = 0.37 + place * PITCH
         _show(figure.add_axes((left, bottom, side, height)), content.train.pixels([match.position])[0])
         colour = FOR if match.score > 0 else AGAINST
         figure.text(left, bottom - 0.025, number(match.score), fontsize=7.5, color=colour, weight="bold")
