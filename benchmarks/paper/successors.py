@@ -17,6 +17,7 @@ from dtrak.tables import Cell, Entry, Table
 
 SUCCESSORS = ("retrac", "nda", "das", "ek-fac")
 COMPARED = ("d-trak", "step-trak")
+EVEN = "middle:10"  # timesteps of the successors that take every copy for itself: step-trak's own are not theirs
 # Whether scores are squared, times the residuals, and over 1 − leverage
 PARTS: dict[str, tuple[bool, bool, bool]] = {
     "das": (True, True, True),
@@ -37,7 +38,7 @@ def successors(study: Study) -> Finding:
             [method, *(_cell(study, method, kind, damping) for kind in study.query_kinds)] for method in asked
         ]
         yield Table(["method", *study.query_kinds], rows, f"Successors of the paper, {words}, K = 10")
-    found = study.of_copies("avg", _scores_of_parts(study), [*PARTS], timesteps=10)
+    found = study.of_copies("avg", _scores_of_parts(study), [*PARTS], timesteps=EVEN)
     parts: list[list[Entry]] = [[part, *(found[kind][part].cell for kind in study.query_kinds)] for part in PARTS]
     yield Table(["scores", *study.query_kinds], parts, "das part by part, the best λ in hindsight")
 
@@ -46,14 +47,16 @@ def _cell(study: Study, method: str, kind: str, damping: str) -> Cell:
     checkpoints = study.checkpoints if method == "retrac" else {}
     if method == "retrac" and not checkpoints:
         return MISSING
-    return study.measure((method,), queries=kind, timesteps=10, damping=damping, **checkpoints)[method].cell
+    timesteps = EVEN if method in ("retrac", "nda", "das") else 10
+    return study.measure((method,), queries=kind, timesteps=timesteps, damping=damping, **checkpoints)[method].cell
 
 
 def _scores_of_parts(study: Study) -> Callable[[dict[str, Array], list[str]], dict[str, dict[str, list[Array]]]]:
     def scores(rows: dict[str, Array], kinds: list[str]) -> dict[str, dict[str, list[Array]]]:
         """For each part and each kind of queries, the scores with every λ of the grid."""
         inputs = model_inputs(study.model, study.benchmark.train)
-        residuals = residuals_of(study.model, inputs, FeatureSettings(timesteps=10), study.cache(None, timesteps=10))
+        folder = study.cache(None, timesteps=EVEN)
+        residuals = residuals_of(study.model, inputs, FeatureSettings(timesteps=EVEN), folder)
         copies = rows["train"].shape[1]
         total = {part: {kind: [np.float32(0)] * len(GRIDS["log"]) for kind in kinds} for part in PARTS}
         for copy in range(copies):
