@@ -41,12 +41,6 @@ VARIANTS: dict[str, dict[str, object]] = {
     "objective square": {"objective": "square"},
     "K = 2": {"timesteps": 2},
     "K = 5": {"timesteps": 5},
-    "K = 20": {"timesteps": 20},
-    "k = 1,024": {"projection_dim": 1024},
-    "k = 2,048": {"projection_dim": 2048},
-    "up blocks alone": {"parameters": "up_blocks"},
-    "own noise of every image": {"noise": "per-image"},
-    "sketch instead of factored": {"projection": "sketch"},
 }
 
 Rows = Mapping[str, Array]  # [rows, C, k] of "train" and of each kind of queries
