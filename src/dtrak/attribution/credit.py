@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from dtrak.attribution.scores import Credit, Scores
+from dtrak.attribution.matches import Credit
+from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError
 from dtrak.tables import Cell, Entry, Table
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dtrak.attribution import score_tables as tables
 from dtrak.attribution import showing
 from dtrak.attribution.held import MOST_GROUPS, Groups, Held, grouped, held_arrays
+from dtrak.attribution.matches import Credit, Match
 from dtrak.attribution.score_arrays import fields_by_method
 from dtrak.attribution.score_tables import COLUMN
 from dtrak.attribution.used_damping import UsedDamping
@@ -34,26 +35,6 @@ if TYPE_CHECKING:
 
     from dtrak.figures import PaperFigure
     from dtrak.images.images import Images
-
-
-@dataclass(frozen=True)
-class Match:
-    """A training image with its score for a query."""
-
-    id: Any
-    score: float
-    position: int  # its index in the training set
-    columns: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Credit:
-    """A group's share of the positive influence, with its 95% interval."""
-
-    group: Any
-    share: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +268,11 @@ class Scores:
         return tables.frame(self, top)
 
     def to_csv(self, path: str | Path, top: int | None = None) -> None:
-        """Write `to_pandas` as a .csv file, with text as `spreadsheets.original` reads it."""
+        """Write `to_pandas` as a .csv file, with text as `spreadsheets.original` reads it.
+
+        >>> import dtrak
+        >>> dtrak.open_run("runs/digits").scores().to_csv("strongest.csv", top=5)
+        """
         write_text(Path(path), self.csv(top))
 
     def csv(self, top: int | None = None, *, header: bool = True, with_method: bool = False) -> str:
@@ -295,7 +280,13 @@ class Scores:
         return tables.csv_text(self, top, header, with_method)
 
     def save(self, path: str | Path) -> None:
-        """Write an .npz file, or a table if the path ends in .csv."""
+        """Write an .npz file, or a table if the path ends in .csv.
+
+        >>> import dtrak
+        >>> dtrak.open_run("runs/digits").scores().save("copy.npz")
+        >>> dtrak.Scores.load("copy.npz").method
+        'step-trak'
+        """
         save_scores(path, {self.method: self})
 
     @classmethod

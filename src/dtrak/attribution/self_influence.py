@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from dtrak.errors import UsageError
 
 if TYPE_CHECKING:
-    from dtrak.attribution.scores import Match, Scores
+    from dtrak.attribution.matches import Match
+    from dtrak.attribution.scores import Scores
 
 CLASS_COLUMNS = ("label", "artist")  # the first of these that the images have sorts them into classes
 MAX_CLASSES = 12  # that are shown, the largest ones

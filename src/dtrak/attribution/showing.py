@@ -10,7 +10,8 @@ from dtrak.errors import UsageError
 from dtrak.wording import number
 
 if TYPE_CHECKING:
-    from dtrak.attribution.scores import Match, Scores
+    from dtrak.attribution.matches import Match
+    from dtrak.attribution.scores import Scores
     from dtrak.figures import PaperFigure
     from dtrak.images.images import Images
 

@@ -157,8 +157,8 @@ class Gradients(Source):
         queries = scored.prepared([torch.from_numpy(of_queries[one].numpy()) for one in objectives]).numpy()
 
         def rule(copies: int) -> Automatic:
-            squared = settings.sharpening == "squared"
-            return damping_by_trace if squared else partial(damping_by_rows, copies=copies)
+            by_trace = settings.sharpening == "squared" and objectives == ("simple",)  # what it was set for
+            return damping_by_trace if by_trace else partial(damping_by_rows, copies=copies)
 
         if settings.kernel == "per-copy":
             for copy in range(queries.shape[1]):

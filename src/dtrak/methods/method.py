@@ -42,7 +42,7 @@ class Method:
     def sharpened(self, scores: NDArray[Floating]) -> NDArray[Floating]:
         """Return s·|s| of scores s if the method sharpens, and the scores themselves if not.
 
-        The order of scores stays the same. Small scores, which are mostly noise, count less in sums.
+        The order of scores stays the same. Small scores, which are often noise, count less in sums.
         """
         return scores * np.abs(scores) if self.sharpens else scores
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.attribution.scores import Credit, Scores
+from dtrak.attribution.matches import Credit
+from dtrak.attribution.scores import Scores
 
 MAX_GROUPS = 12  # that are shown, the largest ones
 CREDIT_COLUMNS = ("artist", "label")  # the columns whose values are groups
