@@ -57,7 +57,7 @@ def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry, "_added", set())
 
 
-@pytest.mark.parametrize("engine", ["process", "pool"])
+@pytest.mark.parametrize("engine", ["process", pytest.param("pool", marks=pytest.mark.slow)])
 def test_functions_give_the_scores_of_their_like_by_name(engine: str) -> None:
     by_name = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, objective="square", projection="identity", **SETTINGS)
     workers = make_engine(engine, workers=1)

@@ -149,6 +149,7 @@ def test_the_explorer_draws_from_a_prompt(own_run: Path) -> None:
 CREDIT = "--seeds 2 --method raw-pixel-dot,d-trak --timesteps 2 --engine process"
 
 
+@pytest.mark.slow
 def test_credit_against_models_without_an_artist_trains_each_of_them_once(own_run: Path) -> None:
     recipe = own_run / "recipe.yaml"
     recipe.write_text(recipe.read_text() + "\nevaluation: {timesteps: 3, noises: 1, validation: 3}\n")

@@ -224,6 +224,7 @@ def test_killed_again_and_again_only_what_is_missing_is_done_and_every_byte_is_t
     assert content(folder) == content(benchmark)
 
 
+@pytest.mark.slow
 def test_a_pool_gives_the_same_bytes_even_when_a_worker_is_killed(
     benchmark: Path, finished_run: Path, tmp_path: Path
 ) -> None:
