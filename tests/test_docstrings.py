@@ -12,7 +12,6 @@ import pytest
 import dtrak
 from dtrak.runs.ready import SHIPPED
 
-WITHOUT_EXAMPLE = ("Index",)  # docs/scale.md has one
 METHODS = {
     dtrak.Scores: (
         "top",
@@ -42,7 +41,7 @@ def beside_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 def examples() -> dict[str, object]:
     """Everything that should have an example, by its name."""
     found: dict[str, object] = {"dtrak": dtrak}
-    found |= {name: getattr(dtrak, name) for name in dtrak.__all__ if name not in WITHOUT_EXAMPLE}
+    found |= {name: getattr(dtrak, name) for name in dtrak.__all__}
     for owner, names in METHODS.items():
         found |= {f"{owner.__name__}.{name}": getattr(owner, name) for name in names}
     for module in (dtrak.evaluation, dtrak.figures):

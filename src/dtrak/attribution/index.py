@@ -82,7 +82,16 @@ class Description:
 
 
 class Index:
-    """An index on disk. `dtrak index` or `build_index` makes one."""
+    """An index on disk. `dtrak index` or `build_index` makes one.
+
+    >>> import subprocess, sys
+    >>> command = [sys.executable, "-m", "dtrak", "index", "runs/digits", "--out", "INDEX"]
+    >>> done = subprocess.run(command, check=True, capture_output=True)
+    >>> import dtrak
+    >>> index = dtrak.Index.open("INDEX")
+    >>> len(index), len(index.search("runs/digits/generated/seed-00000.png", top=5).top(5)[0])
+    (1000, 5)
+    """
 
     def __init__(self, folder: Path, description: Description) -> None:
         self.folder = folder
