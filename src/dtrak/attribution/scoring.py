@@ -62,7 +62,7 @@ def _averaged(
     method = method.under(task.settings)
     totals, own, count = list[Values](), np.zeros(len(task.train)), 0
     used: UsedDamping | None = None
-    for one in method.source.inputs(task):
+    for one in method.source.inputs(task.asking(dampings)):
         cut = queries is not None and isinstance(one, Vectors)
         asked = replace(one, queries=one.queries[queries], fitted=one.training) if cut else one
         found = [method.formula(asked, damping) for damping in dampings]

@@ -23,11 +23,11 @@ class UsedDamping:
     @classmethod
     def of(cls, training: "TrainingKernel", damping: "Damping") -> "UsedDamping":
         """Return the numbers of a damping for a kernel."""
-        from dtrak.kernels.preconditioner import effective_dimension
+        from dtrak.kernels.preconditioner import effective_dimension, rank
 
         absolute, kernel = training.absolute(damping), training.kernel
         kept = float(effective_dimension(kernel, absolute))
-        return cls(damping.kind, training.relative(damping), absolute, kept, len(kernel.eigenvalues))
+        return cls(damping.kind, training.relative(damping), absolute, kept, rank(kernel))
 
     def __str__(self) -> str:
         """Return it in words: auto: λ = 0.0123 × mean eigenvalue, which keeps 150 of 1,000 directions."""

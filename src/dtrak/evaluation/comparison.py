@@ -279,7 +279,7 @@ def _lambdas(task: Task, method: Method, dampings: Sequence[Damping]) -> tuple[l
     """Return each λ of the method's first model, and each ÷ its mean eigenvalue; nothing for undamped methods."""
     if not method.damped:
         return [], []
-    first: Vectors = next(method.source.inputs(task))
+    first: Vectors = next(method.source.inputs(task.asking(dampings)))
     return [first.absolute(one) for one in dampings], [first.training.relative(one) for one in dampings]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dtrak.gradients.layers import WITHOUT_INPUT, gradient_of, of_blocks, owners
+from dtrak.gradients.norms import of_each_copy
 from dtrak.gradients.tables import Received, followed
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
@@ -116,9 +117,16 @@ def gradient_of_each_image(
 
     tables = of_blocks(network, names)
     layers = owners(network, names - tables)
+    norms = {
+        layer: {key: receiver(name) for key in ("weight", "bias") if (name := f"{path}.{key}") in names}
+        for path, layer in layers.items()
+        if isinstance(layer, nn.GroupNorm)
+    }
     with _evaluating(network, requiring=set()):
-        handles = [layer.register_forward_hook(hook(path, layer)) for path, layer in layers.items()]
-        with _removed_after(handles), followed(network, {name: receiver(name) for name in tables}):
+        handles = [
+            layer.register_forward_hook(hook(path, layer)) for path, layer in layers.items() if layer not in norms
+        ]
+        with _removed_after(handles), followed(network, {name: receiver(name) for name in tables}), of_each_copy(norms):
             yield
 
 

@@ -117,19 +117,22 @@ Product = Callable[[Tensor], Tensor]
 
 
 def _linear(layer: nn.Linear, a: Tensor, factors: Factors) -> Product:
-    reduced = _positions(a @ factors.a.T)
-    return lambda g: _positions(g @ factors.b.T).transpose(1, 2) @ reduced
+    reduced = factors.a @ _positions(a).mT  # [copies, p, positions]: products with long rows are the quick ones
+    return lambda g: ((reduced @ _positions(g)) @ factors.b.T).mT
 
 
 def _conv2d(layer: nn.Conv2d, a: Tensor, factors: Factors) -> Product:
     size = layer.weight.shape[2:]
+    if (*size, *layer.stride, *layer.padding) == (1, 1, 1, 1, 0, 0):  # a linear layer at every position
+        reduced = factors.a @ a.flatten(2)
+        return lambda g: (factors.b @ g.flatten(2)) @ reduced.mT
     if factors.places is None:
         filters, groups = factors.channels.view(-1, layer.in_channels, *size), 1
     else:
         a = (factors.channels @ a.flatten(2)).unflatten(2, a.shape[2:])
         filters, groups = factors.places.view(-1, 1, *size), len(factors.places)
     reduced = F.conv2d(a, filters, None, layer.stride, layer.padding, layer.dilation, groups).flatten(2)
-    return lambda g: (factors.b @ g.flatten(2)) @ reduced.transpose(1, 2)
+    return lambda g: (factors.b @ g.flatten(2)) @ reduced.mT
 
 
 def _embedding(layer: nn.Embedding, a: Tensor, factors: Factors) -> Product:

@@ -132,9 +132,10 @@ class Featurizer:
         numbers = range(len(clean)) if numbers is None else numbers
         moved_condition = moved(condition or {}, self.model.device)
         out = torch.zeros(len(self.objectives), len(clean), self.rows, self.projection.dim, device=self.model.device)
+        size = _equal_parts(len(clean), self.batch_size)
         with threads_for(self.pass_bytes), reproducible():
-            for start in range(0, len(clean), self.batch_size):
-                rows = slice(start, start + self.batch_size)
+            for start in range(0, len(clean), size):
+                rows = slice(start, start + size)
                 own = {name: value[rows] for name, value in moved_condition.items()}
                 self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows], numbers[rows], own)
         return out.cpu() if self.apart else out[:, :, 0].cpu()
@@ -224,3 +225,8 @@ class Featurizer:
             if not out.isfinite().all():
                 raise NotFiniteError(f"the gradient of image {image} is not finite at timestep {timestep}")
         raise NotFiniteError(f"the gradient of image {image} overflows when its timesteps are added")
+
+
+def _equal_parts(count: int, most: int) -> int:
+    """Return the size of about equal parts, none larger than `most`: a small rest would be slow for its size."""
+    return -(-count // -(-count // most)) if count else 1

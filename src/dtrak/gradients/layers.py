@@ -33,24 +33,12 @@ def conv2d_kernel(layer: nn.Conv2d, a: Tensor, g: Tensor, images: int) -> Tensor
     return torch.stack(weights).flatten(1)
 
 
-def group_norm_scale(layer: nn.GroupNorm, a: Tensor, g: Tensor, images: int) -> Tensor:
-    """Return Σ g (a − mean) / deviation over positions, computed from two sums, without the normalized input."""
-    a, g = a.flatten(2).contiguous(), g.flatten(2)  # [BM, channels, positions]
-    copies, channels, positions = a.shape
-    # torch's own function, which is much faster than var_mean
-    _, mean, scale = torch.native_group_norm(a, None, None, copies, channels, positions, layer.num_groups, layer.eps)
-    mean, scale = (value.repeat_interleave(channels // layer.num_groups, 1) for value in (mean, scale))
-    products: Tensor = torch.linalg.vecdot(g, a)
-    of_copies: Tensor = scale * (products - mean * g.sum(2))
-    return of_copies.reshape(images, -1, channels).sum(1)
-
-
 def layer_norm_scale(layer: nn.LayerNorm, a: Tensor, g: Tensor, images: int) -> Tensor:
     normalized = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
     return (normalized * g).reshape(images, -1, layer.weight.numel()).sum(1)
 
 
-def sum_of_channels(layer: nn.Conv2d | nn.GroupNorm, a: Tensor, g: Tensor, images: int) -> Tensor:
+def sum_of_channels(layer: nn.Conv2d, a: Tensor, g: Tensor, images: int) -> Tensor:
     return g.flatten(2).sum(2).reshape(images, -1, g.shape[1]).sum(1)
 
 
@@ -68,7 +56,6 @@ WITHOUT_INPUT = (sum_of_channels, sum_of_last)  # the functions that do not use 
 LAYERS: dict[type[nn.Module], dict[str, LayerGradient]] = {
     nn.Linear: {"weight": linear_weight, "bias": sum_of_last},
     nn.Conv2d: {"weight": conv2d_kernel, "bias": sum_of_channels},
-    nn.GroupNorm: {"weight": group_norm_scale, "bias": sum_of_channels},
     nn.LayerNorm: {"weight": layer_norm_scale, "bias": sum_of_last},
     nn.Embedding: {"weight": embedding_weight},
 }

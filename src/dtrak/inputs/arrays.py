@@ -29,8 +29,8 @@ class TrainingKernel:
     fit: Callable[[], Preconditioner]
     automatic: Automatic | None = None
     first: "TrainingKernel | None" = None
-    kept: KeptFit | None = None
-    compared: KeptFit | None = None
+    kept: KeptFit[Any] | None = None
+    compared: KeptFit[Any] | None = None
     _found: dict[Damping, float] = field(default_factory=dict)
 
     @cached_property

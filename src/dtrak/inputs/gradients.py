@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -17,15 +17,23 @@ from numpy.typing import NDArray
 from dtrak.errors import UsageError
 from dtrak.features.store import Cost, FeatureStore
 from dtrak.inputs.arrays import TrainingKernel, Vectors
-from dtrak.inputs.keeping import kept_fit, kept_pooled
+from dtrak.inputs.keeping import kept_fit, kept_gram, kept_pooled
 from dtrak.inputs.needs import GradientKind, GradientUse, Models
 from dtrak.inputs.outcomes import benchmark_of
 from dtrak.inputs.task import Source, Task
 from dtrak.kernels.copies import CopyFeatures, OneCopy
-from dtrak.kernels.damping import Automatic, compared_objective, damping_by_agreement, damping_by_rows, damping_by_trace
+from dtrak.kernels.damping import (
+    Automatic,
+    Damping,
+    compared_objective,
+    damping_by_agreement,
+    damping_by_rows,
+    damping_by_trace,
+)
 from dtrak.kernels.kept import KeptFit
 from dtrak.kernels.preconditioner import Preconditioner
 from dtrak.kernels.ridge import decompose
+from dtrak.kernels.solved import solve
 from dtrak.noise import stable_hash
 
 if TYPE_CHECKING:
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
     from dtrak.models import DiffusionModel
 
 Stores = dict[str, FeatureStore]  # by objective
+SOLVED_DIM = 8192  # up to this k, a kernel for one λ has a Cholesky factor even if there are fewer rows
 DRAWS_AT_ONE_STEP = 10  # how many noises journey-trak takes if it scores one timestep alone
 MODELS: dict[Models, tuple[str, str]] = {  # what they need, and the first part of what they cost, in words
     "final": ("the model", ""),
@@ -167,13 +176,42 @@ class Gradients(Source):
             return
         copies, _ = features.shape
 
-        def make() -> TrainingKernel:
-            fit = kept_pooled([stores[one] for one in objectives], features, scored)
-            return TrainingKernel(fit, rule(copies))
+        only = _only_damping(task, rule(copies)) if _is_quick_to_solve(features) else None
+        used = [stores[one] for one in objectives]
 
-        key = ("pooled kernel", objectives, settings.length, settings.copies)
+        def make() -> TrainingKernel:
+            if only is None:
+                return TrainingKernel(kept_pooled(used, features, scored), rule(copies))
+            return TrainingKernel(partial(_solved, used, features, scored, only, rule(copies)), rule(copies))
+
+        key = ("pooled kernel", objectives, settings.length, settings.copies, only)
         fitted = task.once_for_training(key, make) if self.models == "final" else make()
         yield Vectors(scored, queries, fitted)
+
+
+def _only_damping(task: Task, rule: Automatic) -> Damping | None:
+    """Return the damping if scores are asked for a single one, whose λ can be found without eigenvalues."""
+    if len(task.dampings) != 1 or task.dampings[0].kind == "spectrum":
+        return None
+    return None if task.dampings[0].kind == "auto" and rule is not damping_by_trace else task.dampings[0]
+
+
+def _is_quick_to_solve(features: CopyFeatures) -> bool:
+    """Return whether a Cholesky factor of G [k, k] is no more work than the decomposition of the smaller matrix."""
+    copies, dim = features.shape
+    return dim <= SOLVED_DIM or dim <= len(features) * copies
+
+
+def _solved(
+    stores: Sequence[FeatureStore], features: CopyFeatures, scored: CopyFeatures, damping: Damping, rule: Automatic
+) -> Preconditioner:
+    """Return the kernel for one damping; the decomposed one if λ is less than the rounding errors of G."""
+    gram = kept_gram(stores, features)()
+    found = damping.absolute(cast(Preconditioner, gram), rule)  # only its trace and its number of images are asked for
+    try:
+        return solve(gram, found, scored)
+    except np.linalg.LinAlgError:
+        return kept_pooled(stores, features, scored)()
 
 
 def _compared(task: Task, kind: GradientKind) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ queries.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +15,7 @@ from dtrak.features.store import Cost, Share
 from dtrak.images.images import Images
 from dtrak.inputs.needs import GradientKind, NeededGradients
 from dtrak.inputs.settings import Settings
+from dtrak.kernels.damping import Damping
 
 if TYPE_CHECKING:
     from dtrak.features.inputs import ModelInputs
@@ -37,6 +38,7 @@ class Task:
     needed: Mapping[GradientKind, NeededGradients]  # what all methods of the task need
     engine: Engine | None = None  # runs the computation of gradients; None means this process
     share: Share | None = None  # the share of the training images' features to compute; None means all
+    dampings: Sequence[Damping] = ()  # the only ones that scores are asked for; empty if any may be asked for
     queries_folder: Path | None = None  # where features of the queries are kept; None means `folder`
     _made: dict[Any, Any] = field(default_factory=dict)
     _of_training: dict[Any, Any] = field(default_factory=dict)  # what does not depend on the queries
@@ -53,6 +55,10 @@ class Task:
     def needing(self, needed: Mapping[GradientKind, NeededGradients]) -> "Task":
         """Return the same task for methods that need these gradients."""
         return replace(self, needed=needed)
+
+    def asking(self, dampings: Sequence[Damping]) -> "Task":
+        """Return the same task, of which scores are asked for these dampings only. Kernels for one are quicker."""
+        return replace(self, dampings=tuple(dampings))
 
     def once(self, key: Any, make: Callable[[], Made]) -> Made:
         """Return the result of `make`, which is called once for these queries."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from dtrak.kernels.preconditioner import Rows
 
 KEPT_BYTES = 2 << 30  # features of at most this size stay in memory
+MANY_ROWS = 2048  # products of so many rows at once use the processor well
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,17 @@ class CopyFeatures:
         for rows, block in self._kept:
             if chosen := range(max(rows.start, wanted.start), min(rows.stop, wanted.stop)):
                 yield chosen, block[chosen.start - rows.start : chosen.stop - rows.start]
+
+    def many_rows(self, wanted: range | None = None) -> Iterator[Tensor]:
+        """Yield the same in larger blocks, of at least MANY_ROWS copies each except for the last: float32 [b, C, k]."""
+        gathered: list[Tensor] = []
+        for _, block in self.blocks(wanted):
+            gathered.append(block)
+            if sum(len(one) for one in gathered) * block.shape[1] >= MANY_ROWS:
+                yield torch.cat(gathered)
+                gathered = []
+        if gathered:
+            yield torch.cat(gathered)
 
     @cached_property
     def _kept(self) -> list[tuple[range, Tensor]] | None:

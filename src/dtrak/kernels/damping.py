@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from dtrak.errors import UsageError
-from dtrak.kernels.preconditioner import Array, Preconditioner, effective_dimension, mean_eigenvalue
+from dtrak.kernels.preconditioner import Array, Preconditioner, effective_dimension, mean_eigenvalue, trace
 from dtrak.noise import stream
 
 SHARE = 0.1  # `spectrum` sets the dimension to this share of the images
@@ -137,7 +137,7 @@ def damping_by_rows(kernel: Preconditioner, copies: int) -> float:
 
 def damping_by_trace(kernel: Preconditioner) -> float:
     """Return the λ for squared scores: a share of the sum of all eigenvalues, which is the trace of G."""
-    return SHARE_OF_TRACE * float(kernel.eigenvalues.sum())
+    return SHARE_OF_TRACE * trace(kernel)
 
 
 def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:

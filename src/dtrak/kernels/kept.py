@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError
 from dtrak.files import as_npy, whole_folder, write_bytes, write_json
-from dtrak.kernels.preconditioner import Preconditioner
 from dtrak.noise import stable_hash
 from dtrak.progress import say
 
@@ -27,28 +26,31 @@ VERSION = 1  # changes when the same features would be fitted in another way
 FILE = "fit.json"
 
 
-class Keepable(Preconditioner, Protocol):
-    """A preconditioner that can be kept: its arrays are all that was fitted."""
+class Keepable(Protocol):
+    """What can be kept, such as a preconditioner: its arrays are all that was fitted."""
 
     def arrays(self) -> dict[str, NDArray[Any]]: ...
 
 
+Fitted = TypeVar("Fitted", bound=Keepable)
+
+
 @dataclass(frozen=True, eq=False)
-class KeptFit:
-    """A preconditioner that is fitted once and then opened from its folder. Call it to get the preconditioner."""
+class KeptFit(Generic[Fitted]):
+    """A preconditioner, or its matrix, that is fitted once and then opened from its folder. Call it to get it."""
 
     folder: Path
     depends_on: Sequence[str]  # such as the digests of the features
-    fit: Callable[[], Keepable]
-    open: Callable[[Mapping[str, NDArray[Any]]], Keepable]
+    fit: Callable[[], Fitted]
+    open: Callable[[Mapping[str, NDArray[Any]]], Fitted]
 
     @cached_property
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits that change with anything that the fit depends on."""
         return f"{stable_hash(repr((VERSION, *self.depends_on))):016x}"
 
-    def __call__(self) -> Preconditioner:
-        """Open the preconditioner, or fit it and keep it. A fit that cannot be written is used, but not kept."""
+    def __call__(self) -> Fitted:
+        """Open what was fitted, or fit it and keep it. A fit that cannot be written is used, but not kept."""
         found = self._opened()
         if found is not None:
             return found
@@ -87,8 +89,8 @@ class KeptFit:
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
 
-    def _opened(self) -> Preconditioner | None:
-        """Return the preconditioner in the folder; None if there is none that fits, or if it is damaged."""
+    def _opened(self) -> Fitted | None:
+        """Return what is in the folder; None if there is none that fits, or if it is damaged."""
         description = self._description()
         if description is None:
             return None

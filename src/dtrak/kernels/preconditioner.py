@@ -97,9 +97,21 @@ def mean_eigenvalue(kernel: Preconditioner) -> float:
 
     ΦΦᵀ, which has the eigenvalues of ΦᵀΦ, has a side of N; other matrices G are not made of N features.
     """
-    return float(kernel.eigenvalues.sum() / getattr(kernel, "size", kernel.images))
+    return trace(kernel) / float(getattr(kernel, "size", kernel.images))
+
+
+def trace(kernel: Preconditioner) -> float:
+    """Return trace(G), the sum of the eigenvalues. Kernels that know it without their eigenvalues have a `trace`."""
+    return float(kernel.trace if hasattr(kernel, "trace") else kernel.eigenvalues.sum())
 
 
 def effective_dimension(kernel: Preconditioner, damping: float) -> float:
     """Return d(λ) = Σ_r s_r / (s_r + λ), how many directions are kept. It falls from r to 0 as λ grows."""
+    if hasattr(kernel, "effective_dimension"):  # for kernels that know it without their eigenvalues
+        return float(kernel.effective_dimension(damping))
     return float((kernel.eigenvalues / (kernel.eigenvalues + damping)).sum())
+
+
+def rank(kernel: Preconditioner) -> int:
+    """Return how many directions there are."""
+    return int(kernel.rank if hasattr(kernel, "rank") else len(kernel.eigenvalues))
