@@ -17,21 +17,33 @@ from dtrak.gradients.featurizer import Copies
 from dtrak.gradients.objectives import get_objective
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
+from dtrak.inputs.gradients import Gradients
 from dtrak.kernels.copies import CopyFeatures, OneCopy
 from dtrak.kernels.damping import GRIDS
 from dtrak.kernels.pooled import fit_pooled
 from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.kernels.ridge import decompose
+from dtrak.methods import METHODS, Method, get_method
 from dtrak.tables import Cell, Entry, Table
+
+
+def of_checkpoints(method: Method) -> Method:
+    """The mean of a method's scores over four models of the training, each with a kernel of its own."""
+    assert isinstance(method.source, Gradients)
+    return replace(method, name=f"{method.name}-of-checkpoints", source=replace(method.source, models="checkpoints"))
+
 
 OBJECTIVES = ("simple", "square", "avg", "interpolated(0)", "probe")
 TIMESTEPS = (2, 5, 10, 30)
 AVERAGING = ("trak", "d-trak", "mixed-trak")
 OURS = "step-trak"
+OF_CHECKPOINTS = METHODS.add("step-trak-of-checkpoints", of_checkpoints(get_method(OURS)))
 WAYS = ("averaged", "a kernel a copy", "pooled, means", "pooled, apart", "the same, unit length")
 IMAGES_OF_U, IMAGES_OF_GAP = 200, 400
 VARIANTS: dict[str, dict[str, object]] = {
     "as it is: K = 10, k = 4,096": {},
+    "all layers": {"parameters": "all"},
+    "the up blocks alone": {"parameters": r"^up_blocks\."},
     "scores as they are, not squared": {"sharpening": "none"},
     "timesteps in the middles of equal intervals": {"timesteps": "middle:10"},
     "both of these": {"sharpening": "none", "timesteps": "middle:10"},
@@ -39,8 +51,17 @@ VARIANTS: dict[str, dict[str, object]] = {
     "copies averaged": {"copies": "averaged"},
     "a kernel for each copy": {"kernel": "per-copy"},
     "objective square": {"objective": "square"},
+    "the sketch, all layers": {"projection": "sketch", "parameters": "all"},
+    "noise of its own for each image": {"noise": "per-image"},
+    "k = 1,024": {"projection_dim": 1024},
+    "k = 2,048": {"projection_dim": 2048},
+    "k = 8,192": {"projection_dim": 8192},
     "K = 2": {"timesteps": 2},
+    "K = 2, five noises": {"timesteps": 2, "draws": 5},
     "K = 5": {"timesteps": 5},
+    "K = 5, two noises": {"timesteps": 5, "draws": 2},
+    "K = 30": {"timesteps": 30},
+    "K = 100": {"timesteps": 100},
 }
 
 Rows = Mapping[str, Array]  # [rows, C, k] of "train" and of each kind of queries
@@ -80,9 +101,12 @@ def timesteps(study: Study) -> Finding:
 def variants(study: Study) -> Finding:
     """What each choice of step-trak is worth, with λ by rule and with the best λ."""
     rows = list[list[Entry]]()
-    for name, settings in VARIANTS.items():
+    ways = {name: (OURS, settings) for name, settings in VARIANTS.items()}
+    if study.checkpoints:
+        ways |= {"the mean over four checkpoints": (OF_CHECKPOINTS, dict(study.checkpoints))}
+    for name, (method, settings) in ways.items():
         cells = [
-            study.measure([OURS], queries=kind, **{"timesteps": 10, "damping": damping, **settings})[OURS]
+            study.measure([method], queries=kind, **{"timesteps": 10, "damping": damping, **settings})[method]
             for kind in study.query_kinds
             for damping in ("auto", "best")
         ]

@@ -1,5 +1,6 @@
 """Features of every noised copy against autograd, and kernels of copies against the formulas written out."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from dtrak.images.images import Images, load_images
 from dtrak.kernels import ArrayRows
 from dtrak.kernels.copies import CopyFeatures
 from dtrak.kernels.pooled import PooledKernel, fit_pooled
+from dtrak.models.diffusion import LATE, usual_parameters
 from dtrak.noise import gaussian
 from test_gradients import DEFEAT_HOOKS, MODELS, relative_error
 
@@ -291,7 +293,7 @@ def test_step_trak_takes_every_setting(given: dict[str, Any], digits: Images) ->
 
 def test_one_kernel_for_each_copy_is_the_mean_of_traks(digits: Images, tmp_path: Path) -> None:
     model, queries = tiny.unet(), digits.select([1, 5])
-    same: dict[str, Any] = {"projection": "sketch", "projection_dim": 64, "damping": 0.1}
+    same: dict[str, Any] = {"projection": "sketch", "projection_dim": 64, "damping": 0.1, "parameters": "all"}
     each = dtrak.attribute(
         model, digits, queries, "step-trak", timesteps="100,600", kernel="per-copy", length="own", **same
     )
@@ -330,3 +332,20 @@ def test_the_command_scores_with_it_beside_others(own_run: Path, tmp_path: Path)
 def test_a_kernel_for_each_copy_has_no_averaged_copies(digits: Images) -> None:
     with pytest.raises(UsageError, match="kernel per-copy"):
         dtrak.attribute(tiny.unet(), digits, digits, "step-trak", kernel="per-copy", copies="averaged")
+
+
+def test_copies_have_gradients_of_the_later_layers(digits: Images, tmp_path: Path) -> None:
+    """From a U-Net's middle to its end, unless parameters are named; averaged gradients are of all layers."""
+    model, how = tiny.unet(), FeatureSettings(timesteps=2, projection_dim=64)
+    some = digits.first(3)
+    apart, averaged, every = (
+        featurize(model, some, ["simple"], settings, tmp_path / name, "train", apart=name != "averaged")["simple"]
+        for name, settings in (("apart", how), ("averaged", how), ("every", replace(how, parameters="all")))
+    )
+    assert apart.manifest.parameters == LATE
+    assert (averaged.manifest.parameters, every.manifest.parameters) == ("all", "all")
+    named = featurize(model, some, ["simple"], replace(how, parameters=LATE), tmp_path / "late", "train", apart=True)
+    np.testing.assert_array_equal(named["simple"].numpy(), apart.numpy())
+    chosen = {name.partition(".")[0] for name in model.parameters(LATE)}
+    assert chosen == {"mid_block", "up_blocks", "conv_norm_out", "conv_out"}
+    assert usual_parameters(torch.nn.Linear(2, 2), apart=True) == "all"

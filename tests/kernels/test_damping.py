@@ -147,6 +147,7 @@ def test_rules_of_noised_copies() -> None:
     assert effective_dimension(kernel, damping_by_rows(kernel, 1)) == pytest.approx(0.15 * kernel.images)
     assert effective_dimension(kernel, damping_by_rows(kernel, 99)) == pytest.approx(2 / 3 * len(kernel.eigenvalues))
     assert damping_by_trace(kernel) == pytest.approx(1e-3 * kernel.eigenvalues.sum())
+    assert damping_by_trace(kernel, "square") == pytest.approx(1e-4 * kernel.eigenvalues.sum())
 
 
 def test_scores_of_others_are_those_of_a_kernel_without_the_image_itself() -> None:

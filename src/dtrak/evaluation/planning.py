@@ -29,7 +29,7 @@ from dtrak.inputs.needs import GradientKind, NeededGradients
 from dtrak.kernels.damping import Damping
 from dtrak.methods import chosen_methods, needed_by, split_methods
 from dtrak.models.autoencoder import pictures_in_a_pass
-from dtrak.models.diffusion import chosen_parameters
+from dtrak.models.diffusion import chosen_parameters, usual_parameters
 from dtrak.models.layout import Layout
 from dtrak.models.memory import copies_that_fit, total_memory
 from dtrak.models.sampling import BATCH
@@ -189,7 +189,8 @@ class Plan:
     def features(self) -> int:
         """Return k, how many numbers are stored for each image, or for each of its copies."""
         settings = self.recipe.attribution
-        parameters = chosen_parameters(self.layout.network, settings.parameters)
+        pattern = settings.parameters or usual_parameters(self.layout.network, self.has_copies_apart)
+        parameters = chosen_parameters(self.layout.network, pattern)
         if settings.projection_of(self.has_copies_apart) == "factored":
             return Factored(
                 settings.projection_dim, {name: tuple(one.shape) for name, one in parameters.items()}, 0

@@ -21,7 +21,6 @@ from dtrak.gradients.objectives import get_objective
 from dtrak.gradients.timesteps import timesteps_of
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
-from dtrak.models.diffusion import EVERY_PARAMETER, LORA
 from dtrak.models.memory import total_memory
 from dtrak.progress import progress_bar, say
 
@@ -168,7 +167,7 @@ def _manifest(work: Work, objective: str) -> Manifest:
         noise=settings.noise,
         seed=settings.seed,
         projection_seed=settings.projection_seed,
-        parameters=settings.parameters or (LORA if work.model.has_lora else EVERY_PARAMETER),
+        parameters=work.pattern,
         projection=settings.projection_of(work.apart),
         copies=len(work.timesteps) * settings.draws if work.apart else None,
         dim=work.projection.dim,

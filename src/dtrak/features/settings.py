@@ -51,7 +51,9 @@ class FeatureSettings:
     parameters: Annotated[
         str | None,
         Option(
-            "PATTERN", "Use only parameters whose name matches, e.g. 'up_blocks|conv_out'.", "those of the LoRA, or all"
+            "PATTERN",
+            "Use only parameters whose name matches, e.g. 'up_blocks|conv_out', or all.",
+            "those of the LoRA, or all; of a U-Net, from its middle to its end for methods of every copy",
         ),
     ] = None
     seed: Annotated[int, Option("SEED", "The seed of the noise and of the projection.", least=0)] = 0

@@ -29,6 +29,7 @@ from dtrak.gradients.objectives import OBJECTIVES, Objective
 from dtrak.gradients.projecting import PROJECTIONS, make_projection
 from dtrak.gradients.projections import Projection, Shapes
 from dtrak.models import DiffusionModel
+from dtrak.models.diffusion import usual_parameters
 
 MakeProjection = Callable[[int, Shapes, int], Projection]  # from k, the shapes of the parameters by name, and a seed
 
@@ -47,8 +48,13 @@ class Work:
     device: str | None = None  # the device to compute on; None means the one that the model is on
 
     @property
+    def pattern(self) -> str:
+        """Return the pattern that chooses the parameters."""
+        return self.settings.parameters or usual_parameters(self.model.network, self.apart)
+
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        return self.model.parameters(self.settings.parameters)
+        return self.model.parameters(self.pattern)
 
     @cached_property
     def projection(self) -> Projection:

@@ -166,8 +166,9 @@ class Gradients(Source):
         queries = scored.prepared([torch.from_numpy(of_queries[one].numpy()) for one in objectives]).numpy()
 
         def rule(copies: int) -> Automatic:
-            by_trace = settings.sharpening == "squared" and objectives == ("simple",)  # what it was set for
-            return damping_by_trace if by_trace else partial(damping_by_rows, copies=copies)
+            if settings.sharpening == "squared":
+                return partial(damping_by_trace, objective=objectives[0])
+            return partial(damping_by_rows, copies=copies)
 
         if settings.kernel == "per-copy":
             for copy in range(queries.shape[1]):
@@ -176,7 +177,7 @@ class Gradients(Source):
             return
         copies, _ = features.shape
 
-        only = _only_damping(task, rule(copies)) if _is_quick_to_solve(features) else None
+        only = _only_damping(task) if _is_quick_to_solve(features) else None
         used = [stores[one] for one in objectives]
 
         def make() -> TrainingKernel:
@@ -189,11 +190,10 @@ class Gradients(Source):
         yield Vectors(scored, queries, fitted)
 
 
-def _only_damping(task: Task, rule: Automatic) -> Damping | None:
+def _only_damping(task: Task) -> Damping | None:
     """Return the damping if scores are asked for a single one, whose λ can be found without eigenvalues."""
-    if len(task.dampings) != 1 or task.dampings[0].kind == "spectrum":
-        return None
-    return None if task.dampings[0].kind == "auto" and rule is not damping_by_trace else task.dampings[0]
+    by_eigenvalues = ("spectrum",) if task.settings.sharpening == "squared" else ("spectrum", "auto")
+    return task.dampings[0] if len(task.dampings) == 1 and task.dampings[0].kind not in by_eigenvalues else None
 
 
 def _is_quick_to_solve(features: CopyFeatures) -> bool:

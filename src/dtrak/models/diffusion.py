@@ -24,6 +24,8 @@ from dtrak.models.prompts import Prompts
 
 LORA = "lora_"  # is in the names of all parameters of a LoRA
 EVERY_PARAMETER = "all"  # the pattern that selects all parameters
+# The layers from the middle of a U-Net to its end, which a backward pass reaches first.
+LATE = r"^(mid_block|up_blocks|conv_norm_out|conv_out)\."
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +263,7 @@ def chosen_parameters(network: nn.Module, chosen: ChosenParameters | None) -> di
     """Return the parameters of a network that are chosen, as `DiffusionModel.parameters` does."""
     named = dict(network.named_parameters())
     if chosen is None:
-        chosen = LORA if _has_lora(network) else EVERY_PARAMETER
+        chosen = usual_parameters(network)
     if chosen == EVERY_PARAMETER:
         return named
     if callable(chosen):
@@ -286,6 +288,18 @@ def chosen_parameters(network: nn.Module, chosen: ChosenParameters | None) -> di
     if not found:
         raise UsageError(f"{said}: {_parts(named)}")
     return found
+
+
+def usual_parameters(network: nn.Module, apart: bool = False) -> str:
+    """Return the pattern that chooses parameters if the user does not: those of the LoRA if there is one, else all.
+
+    If noised copies are kept `apart`, it chooses the later layers of a U-Net. They are as good as all of them
+    (docs/results.md), and the backward pass can end at the first of them.
+    """
+    if _has_lora(network):
+        return LORA
+    parts = {name.partition(".")[0] for name, _ in network.named_parameters()}
+    return LATE if apart and {"down_blocks", "mid_block", "up_blocks", "conv_out"} <= parts else EVERY_PARAMETER
 
 
 def _parts(named: Mapping[str, nn.Parameter]) -> str:
