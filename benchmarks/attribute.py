@@ -4,7 +4,7 @@
     python benchmarks/attribute.py BENCHMARK --method mixed-trak
 
 The command runs with 200 and with 600 images, and the difference over 400 is the price of an image: what is done once,
-as imports and the decomposition of the kernel, is in neither. The unit is a plain forward and backward pass over the
+as imports and the factor of the kernel, is in neither. The unit is a plain forward and backward pass over the
 ten noised copies of an image, at the best batch size. Both take turns, and the quickest of each counts.
 """
 

@@ -42,7 +42,8 @@ DIMS = (4096, 32768)
 SCALES = (100, 1000, 4000)
 OURS: dict[str, tuple[str, dict[str, Any]]] = {  # the settings of dtrak's rows
     "ours-4096": ("dtrak, k = 4096", {"projection_dim": 4096}),
-    "ours-copies": ("dtrak, every copy, factored, k = 4096", {"projection_dim": 4096, "timesteps": "middle:10"}),
+    "ours-copies": ("dtrak, every copy, as step-trak has it, k = 4096", {"projection_dim": 4096}),
+    "ours-copies-all": ("dtrak, every copy, all layers, k = 4096", {"projection_dim": 4096, "parameters": "all"}),
     "ours-32768": ("dtrak, k = 32768", {"projection_dim": 32768}),
     "ours-up": ("dtrak, up_blocks only, k = 4096", {"projection_dim": 4096, "parameters": r"^up_blocks\."}),
     "ours-out": ("dtrak, conv_out only, not projected", {"projection": "identity", "parameters": r"^conv_out\."}),
@@ -225,7 +226,7 @@ def ours(row: str, model: "DiffusionModel", images: Path, folder: Path) -> Resul
     from dtrak.images.images import load_images
 
     label, settings = OURS["ours-4096" if row == "scale" else row]
-    chosen, apart = FeatureSettings(**{"timesteps": K, **settings}), row == "ours-copies"
+    chosen, apart = FeatureSettings(**{"timesteps": K, **settings}), row.startswith("ours-copies")
     featurize(model, load_images(str(images)).select([0]), ["square"], chosen, folder, "warm-up", apart=apart)
     start = time.perf_counter()
     stores = featurize(model, load_images(str(images)), ["square"], chosen, folder, "timed", apart=apart)

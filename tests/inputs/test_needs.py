@@ -121,13 +121,15 @@ def test_all_is_every_method_where_nothing_is_lacking(
     assert "Left out" not in capsys.readouterr().err
     of_model = ["journeys-simple", "queries-simple", "queries-square", "train-simple", "train-square"]
     of_mixed_trak = [f"{name}-{one}" for name in ("queries", "train") for one in ("avg", "interpolated(0)")]
-    of_copies = [f"{name}-{one}-copies" for name in ("queries", "train") for one in ("simple", "avg")]
+    sets = ("queries", "train")
+    of_copies = [f"{name}-copies" for one in sets for name in (f"{one}-simple", f"all-layers/{one}-avg")]
     assert stores(tmp_path) == sorted(
         of_model
         + of_mixed_trak
         + of_copies
         + ["whole/queries-simple", "whole/train-simple"]
-        + [f"step-{step}/{one}-simple{of}" for step in (1, 2) for one in ("queries", "train") for of in ("", "-copies")]
+        + [f"step-{step}/{one}-simple" for step in (1, 2) for one in sets]
+        + [f"step-{step}/all-layers/{one}-simple-copies" for step in (1, 2) for one in sets]
         + [f"subset-00{subset}-seed-0/{name}" for subset in (0, 1) for name in of_model]
     )
     alone = dtrak.attribute(tiny.unet(), TRAIN, method="journey-trak", **everything, **QUICK)

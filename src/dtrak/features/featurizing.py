@@ -23,6 +23,7 @@ from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
 from dtrak.models.memory import total_memory
 from dtrak.progress import progress_bar, say
+from dtrak.temporaries import clear_leftovers
 
 COPY_BYTES = 200  # what a noised copy takes in memory, in addition to its noise
 
@@ -154,6 +155,8 @@ def _run(
         yield from engine.run(shard_of_sent, sent, parts, threads, gpu, card or None)  # card 0 may mean just cuda
     finally:
         work.model.to(device)
+        for store in stores:
+            clear_leftovers(store.folder)  # of workers that were killed while they wrote
 
 
 def _manifest(work: Work, objective: str) -> Manifest:

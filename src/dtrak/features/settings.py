@@ -53,7 +53,7 @@ class FeatureSettings:
         Option(
             "PATTERN",
             "Use only parameters whose name matches, e.g. 'up_blocks|conv_out', or all.",
-            "those of the LoRA, or all; of a U-Net, from its middle to its end for methods of every copy",
+            "those of the LoRA, or all; for step-trak, a U-Net's later layers",
         ),
     ] = None
     seed: Annotated[int, Option("SEED", "The seed of the noise and of the projection.", least=0)] = 0

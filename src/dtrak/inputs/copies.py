@@ -19,6 +19,7 @@ class UnitMeans(Gradients):
     """Each image is a vector: the mean of the gradients of its noised copies, each scaled to length 1."""
 
     apart: bool = True
+    every_layer: bool = True
 
     def inputs(self, task: Task) -> Iterator[Vectors]:
         for member in range(len(members(task, self.models))):
@@ -32,6 +33,7 @@ class Residuals(Gradients):
     """Each noised copy has its own kernel, which knows how far the training images are from their targets."""
 
     apart: bool = True
+    every_layer: bool = True
 
     @property
     def cost(self) -> str:  # type: ignore[override]

@@ -60,6 +60,7 @@ class Gradients(Source):
     also: tuple[str, ...] = ()  # their scores are averaged with those of the first objective, which also sets their λ
     models: Models = "final"
     apart: bool = False  # whether every noised copy has its own gradient; one kernel then has all copies and objectives
+    every_layer: bool = False  # whether they are of all layers of a U-Net, even if copies are apart
     along_trajectory: bool = False  # whether gradients of queries are taken along their sampling trajectories
     preconditioner: str = "ridge"
 
@@ -86,7 +87,7 @@ class Gradients(Source):
 
     @property
     def kind(self) -> GradientKind:
-        return GradientKind(self.models, self.apart)
+        return GradientKind(self.models, self.apart, every_layer=self.every_layer)
 
     def check(self, task: Task) -> None:
         members(task, self.models)
@@ -327,6 +328,7 @@ def _featurize(
 ) -> Stores:
     """Compute the features of images with one of the models. Each model has its own folder and its own projection."""
     from dtrak.features.featurizing import featurize
+    from dtrak.models.diffusion import usual_parameters
 
     model, path = task.model, members(task, kind.models)[member]
     settings = task.settings.features
@@ -338,6 +340,10 @@ def _featurize(
         settings = replace(settings, draws=draws)
     if kind.whole:
         settings, folder = replace(settings, projection="identity"), folder / "whole"
+    if kind.every_layer and settings.parameters is None:
+        every, usual = (usual_parameters(model.network, apart) for apart in (False, kind.apart))
+        if every != usual:
+            settings, folder = replace(settings, parameters=every), folder / "all-layers"
     share = task.share if name == "train" else None
     return featurize(model, images, objectives, settings, folder, name, task.engine, apart=kind.apart, share=share)
 

@@ -19,6 +19,7 @@ class GradientKind:
     models: Models = "final"
     apart: bool = False  # whether every noised copy of an image has its own
     whole: bool = False  # whether they are kept as they are, and not projected
+    every_layer: bool = False  # whether they are of all layers of a U-Net, even if copies are apart
 
 
 @dataclass(frozen=True)
