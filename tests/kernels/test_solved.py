@@ -15,7 +15,6 @@ from dtrak.errors import DtrakError
 from dtrak.images.images import load_images
 from dtrak.inputs import gradients
 from dtrak.kernels.copies import CopyFeatures
-from dtrak.kernels.damping import damping_by_trace
 from dtrak.kernels.gram import Gram, fit_gram
 from dtrak.kernels.pooled import fit_pooled
 from dtrak.kernels.preconditioner import ArrayRows, effective_dimension, mean_eigenvalue, rank, trace
@@ -63,7 +62,7 @@ def test_the_decomposed_kernel_has_the_same_numbers(averaged: bool) -> None:
     np.testing.assert_allclose(of_train[0], of_train[1], rtol=1e-3, atol=1e-5)
     assert effective_dimension(one, 0.7) == pytest.approx(effective_dimension(other, 0.7))
     np.testing.assert_allclose(one.eigenvalues, other.eigenvalues, rtol=1e-6)
-    for number in (trace, mean_eigenvalue, damping_by_trace, rank):
+    for number in (trace, mean_eigenvalue, rank):
         assert number(one) == pytest.approx(number(other)), number
 
 

@@ -168,7 +168,7 @@ class Gradients(Source):
 
         def rule(copies: int) -> Automatic:
             if settings.sharpening == "squared":
-                return partial(damping_by_trace, objective=objectives[0])
+                return partial(damping_by_trace, copies=copies, objective=objectives[0])
             return partial(damping_by_rows, copies=copies)
 
         if settings.kernel == "per-copy":

@@ -26,9 +26,9 @@ SHARE = 0.1  # `spectrum` sets the dimension to this share of the images
 # slowly, it is uncertain where it ends.
 LEAST, MOST = 0.05, 0.25
 SHARE_OF_ROWS = 0.15  # for kernels of noised copies, `auto` sets it to this share of images × copies: docs/results.md
-# If scores are squared, `auto` sets λ to this share of the sum of all eigenvalues. Gradients of other objectives have
-# more in common, and so a larger sum for the same differences: docs/results.md.
-SHARE_OF_TRACE, OF_OTHERS = 1e-3, 1e-4
+# If scores are squared, `auto` sets λ to this share of the sum of all eigenvalues, divided by the number of copies.
+# Gradients of other objectives have more in common, and so a larger sum for the same differences: docs/results.md.
+SHARE_OF_TRACE, OF_OTHERS = 7e-3, 7e-4
 # No rule sets the dimension to more than the first share of the kernel's rank, or the second for noised copies.
 SHARE_OF_RANK, OF_COPIES = 1 / 2, 2 / 3
 TRIED = 24  # how many dimensions `auto` tries
@@ -137,9 +137,9 @@ def damping_by_rows(kernel: Preconditioner, copies: int) -> float:
     return damping_of_dimension(kernel, at_most(SHARE_OF_ROWS * copies * kernel.images, kernel, OF_COPIES))
 
 
-def damping_by_trace(kernel: Preconditioner, objective: str = "simple") -> float:
-    """Return the λ for squared scores: a share of the sum of all eigenvalues, which is the trace of G."""
-    return (SHARE_OF_TRACE if objective == "simple" else OF_OTHERS) * trace(kernel)
+def damping_by_trace(kernel: Preconditioner, copies: int, objective: str = "simple") -> float:
+    """Return the λ for squared scores: a share of trace(G) / copies, which is the number of images for unit rows."""
+    return (SHARE_OF_TRACE if objective == "simple" else OF_OTHERS) * trace(kernel) / copies
 
 
 def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:
