@@ -146,8 +146,8 @@ def test_rules_of_noised_copies() -> None:
     kernel, _ = noisy_views(10, 0.5)
     assert effective_dimension(kernel, damping_by_rows(kernel, 1)) == pytest.approx(0.15 * kernel.images)
     assert effective_dimension(kernel, damping_by_rows(kernel, 99)) == pytest.approx(2 / 3 * len(kernel.eigenvalues))
-    assert damping_by_trace(kernel, 10) == pytest.approx(7e-4 * kernel.eigenvalues.sum())
-    assert damping_by_trace(kernel, 2, "square") == pytest.approx(3.5e-4 * kernel.eigenvalues.sum())
+    assert damping_by_trace(kernel, 4) == pytest.approx(1.1e-3 * kernel.eigenvalues.sum())
+    assert damping_by_trace(kernel, 1, "square") == pytest.approx(2.2e-4 * kernel.eigenvalues.sum())
 
 
 def test_scores_of_others_are_those_of_a_kernel_without_the_image_itself() -> None:

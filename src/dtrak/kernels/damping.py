@@ -9,6 +9,7 @@ two rules that need no search set d. `spectrum` sets it to a tenth of the number
 largest d at which the scores of two objectives agree. Kernels of noised copies have rules of their own for `auto`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -26,9 +27,9 @@ SHARE = 0.1  # `spectrum` sets the dimension to this share of the images
 # slowly, it is uncertain where it ends.
 LEAST, MOST = 0.05, 0.25
 SHARE_OF_ROWS = 0.15  # for kernels of noised copies, `auto` sets it to this share of images × copies: docs/results.md
-# If scores are squared, `auto` sets λ to this share of the sum of all eigenvalues, divided by the number of copies.
-# Gradients of other objectives have more in common, and so a larger sum for the same differences: docs/results.md.
-SHARE_OF_TRACE, OF_OTHERS = 7e-3, 7e-4
+# If scores are squared, `auto` sets λ to this share of the sum of all eigenvalues, divided by √copies: the copies of an
+# image are alike, but not the same. Gradients of other objectives have more in common: docs/results.md.
+SHARE_OF_TRACE, OF_OTHERS = 2.2e-3, 2.2e-4
 # No rule sets the dimension to more than the first share of the kernel's rank, or the second for noised copies.
 SHARE_OF_RANK, OF_COPIES = 1 / 2, 2 / 3
 TRIED = 24  # how many dimensions `auto` tries
@@ -138,8 +139,8 @@ def damping_by_rows(kernel: Preconditioner, copies: int) -> float:
 
 
 def damping_by_trace(kernel: Preconditioner, copies: int, objective: str = "simple") -> float:
-    """Return the λ for squared scores: a share of trace(G) / copies, which is the number of images for unit rows."""
-    return (SHARE_OF_TRACE if objective == "simple" else OF_OTHERS) * trace(kernel) / copies
+    """Return the λ for squared scores: a share of trace(G) / √copies. For unit rows, trace(G) is images × copies."""
+    return (SHARE_OF_TRACE if objective == "simple" else OF_OTHERS) * trace(kernel) / math.sqrt(copies)
 
 
 def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:
