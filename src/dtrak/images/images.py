@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError, UsageError, check_type
 from dtrak.images.found import FoundImages
+from dtrak.images.npz import check_header, described, widened
 from dtrak.images.pictures import Picture, common_shape, file_errors, regular
 from dtrak.images.selection import Selection
-from dtrak.images.sources import check_header, described, find_source, widened
+from dtrak.images.sources import find_source
 
 if TYPE_CHECKING:
     import torch
