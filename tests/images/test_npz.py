@@ -40,6 +40,7 @@ def test_a_file_has_the_same_images_compressed_or_not(
             key: one.tolist() for key, one in plain.columns.items()
         }
         np.testing.assert_array_equal(everything(other), everything(plain))
+    assert [one.by_name() is None for one in (plain, *others)] == [False, False, True]
     if not options:
         np.testing.assert_array_equal(everything(plain), arrays["images"].reshape(5, 6, 4, -1))
         np.testing.assert_array_equal(plain.pixels([3, 0]), arrays["images"][[3, 0]].reshape(2, 6, 4, -1))

@@ -188,8 +188,8 @@ def load_images(
 
     With `select`, load only some of them (see `dtrak.images.selection`); the others are not opened.
 
-    A source is digits:train, digits:validation, a folder, an .npz file, an image, hf:name:split, or a folder that
-    fsspec opens, such as s3://bucket/images.
+    A source is digits:train, digits:validation, a folder, an .npz file, an image, hf:name:split, parquet:files, or a
+    folder that fsspec opens, such as s3://bucket/images.
 
     >>> import dtrak
     >>> images = dtrak.load_images("digits:validation")

@@ -73,14 +73,18 @@ def npz_file(path: str) -> FoundImages:
 
 
 def _pictures(path: str, images: NDArray[np.uint8] | PixelRows) -> list[Picture]:
-    """Make N pictures of pixels [N, H, W] or [N, H, W, C]. Other processes read each from the file."""
-    absolute = os.path.abspath(path)
+    """Make N pictures of pixels [N, H, W] or [N, H, W, C].
+
+    Other processes read each from the file, unless an array by columns has no image in one piece.
+    """
+    absolute, by_rows = os.path.abspath(path), True
     if isinstance(images, PixelRows):
         places: Iterable[Content | Callable[[], Content]] = (partial(images.read, row) for row in range(len(images)))
     else:
-        places = images if images.ndim == 4 else images[..., None]
+        places, by_rows = images if images.ndim == 4 else images[..., None], images.flags.c_contiguous
     return [
-        Picture(f"{path}, image {row}", place, elsewhere=PixelRow(absolute, row)) for row, place in enumerate(places)
+        Picture(f"{path}, image {row}", place, PixelRow(absolute, row) if by_rows else None)
+        for row, place in enumerate(places)
     ]
 
 

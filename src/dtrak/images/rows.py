@@ -6,7 +6,7 @@ A worker gets the name of the source and the row of an image, and reads that row
 import math
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from io import FileIO
@@ -113,16 +113,16 @@ def _hub_rows(source: str) -> Callable[[int], bytes]:
 
     name, _, split = source.removeprefix("hf:").rpartition(":")
     dataset = datasets.load_dataset(name, split=split)
-    return encoded_rows(dataset, image_columns(dataset, source)[0])
+    return encoded_rows(dataset, image_columns(dataset.features, source)[0])
 
 
-def image_columns(dataset: Any, source: str) -> list[str]:
+def image_columns(features: Mapping[str, Any], source: str) -> list[str]:
     """Return the columns of a data set of Hugging Face that hold images."""
     import datasets
 
-    found = [column for column, feature in dataset.features.items() if isinstance(feature, datasets.Image)]
+    found = [column for column, feature in features.items() if isinstance(feature, datasets.Image)]
     if not found:
-        raise UsageError(f"{source!r} has no image column, only {', '.join(dataset.column_names)}")
+        raise UsageError(f"{source!r} has no image column, only {', '.join(features)}")
     return found
 
 
@@ -131,12 +131,12 @@ def encoded_rows(dataset: Any, column: str) -> Callable[[int], bytes]:
     import datasets
 
     encoded = dataset.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    return lambda row: encoded_image(encoded[row][column])
 
-    def read(row: int) -> bytes:
-        cell: dict[str, Any] | None = encoded[row][column]
-        if cell is None:
-            raise ValueError("it has no image")
-        content: bytes | None = cell["bytes"]
-        return regular(Path(cell["path"])).read_bytes() if content is None else content
 
-    return read
+def encoded_image(cell: Mapping[str, Any] | None) -> bytes:
+    """Return the encoded image of a cell, which has its bytes or the path of its file."""
+    if cell is None:
+        raise ValueError("it has no image")
+    content: bytes | None = cell["bytes"]
+    return regular(Path(cell["path"])).read_bytes() if content is None else content

@@ -1,5 +1,5 @@
-"""The sources of images: built-in digits, .npz files, folders, single files, folders on other machines, Hugging Face
-data sets, and the published CelebA and ArtBench-10.
+"""The sources of images: built-in digits, .npz files, folders, single files, folders on other machines, parquet files,
+Hugging Face data sets, and the published CelebA and ArtBench-10.
 
 To add one, write a function that returns `FoundImages`, and add a line to `_find`.
 """
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from dtrak.errors import UsageError, check_known
 from dtrak.files import full_name
 from dtrak.images.found import IMAGE_EXTENSIONS, FoundImages
-from dtrak.images.metadata import METADATA_FILES, column_of, metadata_columns, table_rows
+from dtrak.images.metadata import METADATA_FILES, metadata_columns, table_rows
 from dtrak.images.npz import npz_file
+from dtrak.images.parquet import PARQUET, named_columns, parquet_files
 from dtrak.images.pictures import Picture, file_errors, regular
 from dtrak.images.remote import remote_folder
 from dtrak.images.rows import HubRow, encoded_rows, image_columns
@@ -49,6 +50,8 @@ def _find(source: str) -> FoundImages:
         return _celeba(source)
     if source.startswith("artbench:"):
         return _artbench(source)
+    if source.startswith(PARQUET):
+        return parquet_files(source)
     if "://" in source:
         return remote_folder(source)
     if source and os.path.isdir(source):
@@ -59,7 +62,7 @@ def _find(source: str) -> FoundImages:
         return FoundImages(np.array([Path(source).name]), {}, [Picture(source, Path(source))])
     raise UsageError(
         f"no images at {source!r}: give digits:train, digits:validation, a folder, an .npz file, hf:name:split, "
-        "celeba:folder:split or artbench:folder:split"
+        "parquet:files, celeba:folder:split or artbench:folder:split"
     )
 
 
@@ -143,16 +146,8 @@ def _hugging_face(source: str) -> FoundImages:
 
 def found_in_dataset(dataset: Any, source: str) -> FoundImages:
     """Find the images of a data set of Hugging Face, with its other columns."""
-    import datasets
-
-    images = image_columns(dataset, source)
-    read, columns = encoded_rows(dataset, images[0]), {}
-    for column, values in dataset.remove_columns(images)[:].items():
-        feature = dataset.features[column]
-        if isinstance(feature, datasets.ClassLabel):
-            # Test splits without labels have -1 or None.
-            values = [None if value is None or value < 0 else feature.names[value] for value in values]
-        columns[column] = column_of(values)
+    images = image_columns(dataset.features, source)
+    read, columns = encoded_rows(dataset, images[0]), named_columns(dataset.remove_columns(images)[:], dataset.features)
     pictures = [Picture(f"{source}, row {row}", partial(read, row)) for row in range(len(dataset))]
     return FoundImages(np.arange(len(dataset)), columns, pictures)
 
@@ -225,6 +220,8 @@ def _check_names(names: Sequence[str], depth: int = 1) -> None:
 def full_source(source: str) -> str:
     """Return a source of images as a name that is valid in any working folder."""
     kind, _, rest = source.partition(":")
+    if source.startswith(PARQUET):
+        return source if "://" in rest else f"{kind}:{os.path.abspath(rest)}"
     folder, _, split = rest.rpartition(":")
     in_folder = os.path.isdir(folder) and not os.path.exists(source)
     return f"{kind}:{full_name(folder)}:{split}" if in_folder else full_name(source)
