@@ -11,6 +11,7 @@ import pytest
 
 from marking import PATHS
 
+TOKEN = secrets.token_hex(32)  # one for all clusters of this process, as Ray reads it once
 NODE = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
 
 
@@ -21,7 +22,7 @@ def ray_home() -> Iterator[None]:
         patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_health_check_period_ms", "500")
         patch.setenv("PYTHONPATH", PATHS, prepend=os.pathsep)
