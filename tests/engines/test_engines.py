@@ -1,15 +1,12 @@
 """Engines: the same results wherever work runs, nothing lost to what dies, and nothing left running."""
 
-import logging
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,21 +14,11 @@ import pytest
 from dtrak.engines import ENGINES, Engine, make_engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.images.images import load_images
+from marking import PATHS, mark, marked, marks, wait_until
 from pictures_on_disk import save_image
 from processes import children
 
-JOBS = 20
-PATHS = f"{Path(__file__).parent}{os.pathsep}{Path(__file__).parents[1]}"  # for processes that import this file
-
-# What jobs do. Every start and every end leaves a file, so that it can be counted.
-
-
-def mark(folder: Path, what: str) -> None:
-    (folder / f"{what}-{os.getpid()}-{time.monotonic_ns()}").touch()
-
-
-def marks(folder: Path, what: str) -> int:
-    return len(list(folder.glob(f"{what}-*")))
+# What jobs do.
 
 
 def double(context: int, job: int) -> tuple[int, int]:
@@ -49,13 +36,6 @@ class TwoPartsError(Exception):
 
 def fail_strangely(context: str, job: int) -> None:
     raise TwoPartsError(context, str(job))
-
-
-def marked(folder: Path, job: int) -> int:
-    mark(folder, f"start-{job}")
-    time.sleep(0.5)
-    mark(folder, f"end-{job}")
-    return job
 
 
 def die_at_first(folder: Path, job: int) -> int:
@@ -100,47 +80,6 @@ def rest(context: Counted, job: int) -> int:
     return job
 
 
-# A Ray cluster of three nodes, each of its own processes, all of them on 127.0.0.1.
-
-
-@pytest.fixture(scope="module")
-def ray_home() -> Iterator[None]:
-    # Ray keeps all its files in the folder; tmp_path is too long for the names of sockets.
-    with TemporaryDirectory(prefix="ray-") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_TMPDIR", folder)
-        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_health_check_period_ms", "500")
-        patch.setenv("PYTHONPATH", PATHS, prepend=os.pathsep)
-        yield
-
-
-@pytest.fixture(scope="module")
-def ray_nodes(ray_home: None) -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    settings = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
-    cluster = Cluster()
-    try:
-        for cpus in (0, 1, 1):
-            cluster.add_node(num_cpus=cpus, **settings)
-        yield cluster
-    finally:
-        cluster.shutdown()
-
-
-@pytest.fixture(scope="module")
-def ray_connection(ray_nodes: Any) -> Iterator[None]:
-    """A connection for all tests that follow, as each new one would start new workers."""
-    import ray
-
-    ray.init(ray_nodes.address, logging_level=logging.ERROR, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
 def make(request: pytest.FixtureRequest) -> Callable[[str], Engine]:
     """Engines by name, Ray's on the cluster above."""
@@ -151,13 +90,6 @@ def make(request: pytest.FixtureRequest) -> Callable[[str], Engine]:
         return make_engine(name)
 
     return make_by_name
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.01)
 
 
 # Ray's own ways, before the tests below stay connected
@@ -188,34 +120,6 @@ def test_a_cluster_that_is_not_there_is_named_at_once(ray_home: None, address: s
     with pytest.raises(UsageError, match=says):
         list(make_engine("ray", address=address).run(double, 1, [1]))
     assert time.monotonic() - began < 5
-
-
-def test_a_node_that_is_killed_loses_nothing_and_nothing_finished_is_done_again(ray_nodes: Any, tmp_path: Path) -> None:
-    victim = min(ray_nodes.worker_nodes, key=lambda node: str(node.unique_id))
-    raylet = victim.all_processes["raylet"][0].process.pid
-    results, killed = [], 0
-
-    def running_there() -> list[int]:
-        """The jobs that the victim has started and not ended."""
-        workers = {str(pid) for pid in children(raylet)}
-        started, ended = (
-            {path.name.split("-")[1] for path in tmp_path.glob(f"{what}-*") if path.name.split("-")[2] in workers}
-            for what in ("start", "end")
-        )
-        return [int(job) for job in started - ended]
-
-    for job, result in make_engine("ray", address=ray_nodes.address).run(marked, tmp_path, range(JOBS)):
-        results.append((job, result))
-        if not killed and running_there():  # its worker may start later than the other
-            (lost,) = running_there()
-            workers = children(raylet)
-            for pid in (raylet, *workers):
-                os.kill(pid, signal.SIGKILL)
-                killed += 1
-    assert killed >= 2
-    assert sorted(results) == [(job, job) for job in range(JOBS)]
-    assert [marks(tmp_path, f"end-{job}") for job in range(JOBS)] == [1] * JOBS
-    assert [marks(tmp_path, f"start-{job}") for job in range(JOBS)] == [2 if job == lost else 1 for job in range(JOBS)]
 
 
 # all of them

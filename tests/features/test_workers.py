@@ -72,7 +72,16 @@ def hugging_face(home: Path) -> str:
     return f"hf:{home / 'set'}:train"
 
 
-@pytest.mark.parametrize("make", [folder, plain_npz, compressed_npz, hugging_face, object_store])
+def parquet(home: Path) -> str:
+    """A file for each shard."""
+    cells = [{"path": None, "bytes": one.read_bytes()} for one in sorted(Path(folder(home)).iterdir())]
+    for number, start in enumerate(range(0, COUNT, 32)):
+        rows = Dataset.from_dict({"image": cells[start : start + 32]}).cast_column("image", Image())
+        rows.to_parquet(str(home / "set" / f"{number}.parquet"), batch_size=10)
+    return f"parquet:{home / 'set'}"
+
+
+@pytest.mark.parametrize("make", [folder, plain_npz, compressed_npz, hugging_face, object_store, parquet])
 def test_a_worker_gets_names_and_makes_the_same_bytes(make: Callable[[Path], str], tmp_path: Path) -> None:
     images, model, engine = load_images(make(tmp_path)), tiny.unet(), Sending()
     here = featurize(model, images, ["square"], SETTINGS, tmp_path / "here", "train")["square"]
@@ -138,6 +147,16 @@ def test_a_worker_reads_its_rows_alone(tmp_path: Path) -> None:
     begun(images, tmp_path / "store")
     for row in [*range(32), *range(64, COUNT)]:
         (tmp_path / "images" / f"{row:03d}.png").unlink()
+    store = featurize(tiny.unet(), images, ["square"], SETTINGS, tmp_path / "store", "train", make_engine("pool", 1))
+    assert (store["square"].folder / Path(SHARD).name).read_bytes() == (tmp_path / "store/expected").read_bytes()
+
+
+def test_a_worker_opens_its_parquet_files_alone(tmp_path: Path) -> None:
+    """The files of all other shards have vanished."""
+    images = load_images(parquet(tmp_path))
+    begun(images, tmp_path / "store")
+    for number in (0, 2):
+        (tmp_path / "set" / f"{number}.parquet").unlink()
     store = featurize(tiny.unet(), images, ["square"], SETTINGS, tmp_path / "store", "train", make_engine("pool", 1))
     assert (store["square"].folder / Path(SHARD).name).read_bytes() == (tmp_path / "store/expected").read_bytes()
 

@@ -295,7 +295,7 @@ def test_anything_else(tmp_path: Path) -> None:
     refused(lambda: load_images(str(tmp_path / "notes.txt")), tmp_path / "notes.txt", "not an image")
     for source in ("digits", "nowhere/at-all", str(tmp_path / "none.npz"), "", "x" * 5000):
         message = refused(lambda source=source: load_images(source))  # type: ignore[misc]
-        places = "a folder, an .npz file, hf:name:split, celeba:folder:split or artbench:folder:split"
+        places = "a folder, an .npz file, hf:name:split, parquet:files, celeba:folder:split or artbench:folder:split"
         wanted = f"give digits:train, digits:validation, {places}"
         assert message == f"no images at {source!r}: {wanted}"
 

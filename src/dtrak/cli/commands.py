@@ -170,7 +170,7 @@ def attribute(
     Give a run: its recipe decides everything that no option sets, and it keeps the scores for its report. Or give a
     model that was trained elsewhere, with --model, --train, --queries and --out or --run.
 
-    IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, or hf:name:split.
+    IMAGES are digits:train, digits:validation, a folder, an .npz file, an image, hf:name:split, or parquet:files.
     """
     scoring = scoring.asking_for(method, damping, top)
     if shard is not None:

@@ -1,7 +1,8 @@
 """Run jobs on a Ray cluster. No other module imports Ray.
 
-There is one actor for each job that runs at a time. It receives the context once, and never has more than two jobs. If
-a node dies, only the jobs of its actors are lost, and others run them again.
+There is one actor for each job that runs at a time. It receives the context once, and never has more than two jobs, of
+which the second begins when the result of the first has come home. If a node dies, each of its actors loses at most one
+job that had begun, and others run it again.
 """
 
 import logging
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import Semaphore
 from typing import Any, Generic
 
 from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cores
@@ -24,7 +26,8 @@ from dtrak.limits import MOST, shortened
 from dtrak.sigterm import restore_handler
 
 SECONDS_TO_CONNECT = 10.0
-GIVEN = 2  # jobs that an actor has: while the result of one comes home, it runs the other
+GIVEN = 2  # jobs that an actor has: one runs, and the other is there when it may begin
+HEARING = "hearing"  # the thread in which an actor hears from the caller while it runs a job
 
 
 class RayCluster:
@@ -193,7 +196,8 @@ class Crew(Generic[Job]):
 
     def __init__(self, ray: Any, task: tuple[Callable[[Any, Any], Any], Any], threads: int, gpu: bool) -> None:
         self.ray = ray
-        remote = ray.remote(num_cpus=threads, num_gpus=int(gpu), max_restarts=0)(Actor)
+        needs = {"num_cpus": threads, "num_gpus": int(gpu)}
+        remote = ray.remote(**needs, max_restarts=0, concurrency_groups={HEARING: 1})(Actor)
         self._make = partial(remote.remote, ray.put(task), threads)
         self._actors: dict[int, Any] = {}
         self._replies: dict[Any, tuple[int, Given[Job] | None]] = {}  # what is waited for; None for the first reply
@@ -211,6 +215,8 @@ class Crew(Generic[Job]):
         """Start an actor in place of one that was lost; return the jobs that were given to the lost one."""
         lost = [reply for reply, (one, _) in self._replies.items() if one == number]
         given = [self._replies.pop(reply)[1] for reply in lost]
+        if number in self._actors:
+            self.ray.kill(self._actors[number])  # if only a reply was lost, its next job would wait for ever
         self._actors[number] = self._make()
         self._replies[self._actors[number].ready.remote()] = number, None
         return [one for one in given if one is not None]
@@ -232,6 +238,8 @@ class Crew(Generic[Job]):
         except self.ray.exceptions.RayError as error:
             return number, given, LostError(str(error).strip().splitlines()[-1])
         del self._replies[done]
+        if given is not None:
+            self._actors[number].go_on.options(concurrency_group=HEARING).remote()
         return number, given, reply
 
     def end(self) -> None:
@@ -242,16 +250,23 @@ class Crew(Generic[Job]):
 class Actor:
     """A process of the cluster that runs jobs. Replies are pickled.
 
-    Ray would return plain arrays as views of its own memory, which is gone after the cluster is closed.
+    Ray would return plain arrays as views of its own memory, which is gone after the cluster is closed. A large reply
+    is on the node of the actor alone until the caller fetches it. So a job begins only when the last reply is home.
     """
 
     def __init__(self, task: tuple[Callable[[Any, Any], Any], Any], threads: int) -> None:
         self.work, self.context = task
         self.threads = threads
+        self.may_begin = Semaphore()
 
     def ready(self) -> bytes:
         return pickle.dumps(None)
 
+    def go_on(self) -> None:
+        """Hear that the last reply is home."""
+        self.may_begin.release()
+
     def run(self, job: Any) -> bytes:
+        self.may_begin.acquire()
         with torch_threads(self.threads):
             return pickle.dumps(attempt(self.work, self.context, job))

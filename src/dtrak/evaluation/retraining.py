@@ -40,7 +40,7 @@ from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.images.metadata import plain_column
-from dtrak.images.sources import RESERVED
+from dtrak.images.npz import RESERVED
 from dtrak.inputs.benchmark import QUERIES, losses_file
 from dtrak.limits import check_number, shortened
 from dtrak.models import DiffusionModel, save_model

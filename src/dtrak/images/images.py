@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError, UsageError, check_type
 from dtrak.images.found import FoundImages
+from dtrak.images.npz import check_header, described, widened
 from dtrak.images.pictures import Picture, common_shape, file_errors, regular
 from dtrak.images.selection import Selection
-from dtrak.images.sources import check_header, described, find_source, widened
+from dtrak.images.sources import find_source
 
 if TYPE_CHECKING:
     import torch
@@ -187,8 +188,8 @@ def load_images(
 
     With `select`, load only some of them (see `dtrak.images.selection`); the others are not opened.
 
-    A source is digits:train, digits:validation, a folder, an .npz file, an image, hf:name:split, or a folder that
-    fsspec opens, such as s3://bucket/images.
+    A source is digits:train, digits:validation, a folder, an .npz file, an image, hf:name:split, parquet:files, or a
+    folder that fsspec opens, such as s3://bucket/images.
 
     >>> import dtrak
     >>> images = dtrak.load_images("digits:validation")

@@ -1,18 +1,16 @@
-"""The sources of images: built-in digits, .npz files, folders, single files, folders on other machines, Hugging Face
-data sets, and the published CelebA and ArtBench-10.
+"""The sources of images: built-in digits, .npz files, folders, single files, folders on other machines, parquet files,
+Hugging Face data sets, and the published CelebA and ArtBench-10.
 
 To add one, write a function that returns `FoundImages`, and add a line to `_find`.
 """
 
-import math
 import os
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +18,15 @@ from numpy.typing import NDArray
 from dtrak.errors import UsageError, check_known
 from dtrak.files import full_name
 from dtrak.images.found import IMAGE_EXTENSIONS, FoundImages
-from dtrak.images.metadata import LARGEST_INT64, METADATA_FILES, column_of, metadata_columns, table_rows
+from dtrak.images.metadata import METADATA_FILES, metadata_columns, table_rows
+from dtrak.images.npz import npz_file
+from dtrak.images.parquet import PARQUET, named_columns, parquet_files
 from dtrak.images.pictures import Picture, file_errors, regular
 from dtrak.images.remote import remote_folder
-from dtrak.images.rows import HubRow, PixelRow, encoded_rows, image_columns
+from dtrak.images.rows import HubRow, encoded_rows, image_columns
 from dtrak.images.selection import Selection, chosen_rows
 from dtrak.progress import say
 
-PROMPT_OR_SEED = ("prompt", "caption", "text", "seed")  # keys of an .npz file that a model's prompts or noise come from
-RESERVED = ("images", "ids", "labels", "label_names")  # keys of an .npz file that are not columns
 CELEBA_SPLITS = {"train": "0", "validation": "1", "test": "2"}  # the numbers in list_eval_partition.txt
 ARTBENCH_SPLITS = ["train", "test"]
 
@@ -52,17 +50,19 @@ def _find(source: str) -> FoundImages:
         return _celeba(source)
     if source.startswith("artbench:"):
         return _artbench(source)
+    if source.startswith(PARQUET):
+        return parquet_files(source)
     if "://" in source:
         return remote_folder(source)
     if source and os.path.isdir(source):
         return _folder(Path(source))
     if os.path.isfile(source) and source.lower().endswith(".npz"):
-        return _npz(source)
+        return npz_file(source)
     if os.path.isfile(source):
         return FoundImages(np.array([Path(source).name]), {}, [Picture(source, Path(source))])
     raise UsageError(
         f"no images at {source!r}: give digits:train, digits:validation, a folder, an .npz file, hf:name:split, "
-        "celeba:folder:split or artbench:folder:split"
+        "parquet:files, celeba:folder:split or artbench:folder:split"
     )
 
 
@@ -74,96 +74,8 @@ def _digits(source: str) -> FoundImages:
     order = np.random.default_rng(0).permutation(len(values))
     rows = order[:1000] if source == "digits:train" else order[1000:]
     pixels = np.round(values[rows] * 255 / 16).astype(np.uint8).reshape(-1, 8, 8, 1)
-    return FoundImages(np.arange(len(rows)), {"label": labels[rows]}, _array_pictures(source, pixels))
-
-
-def _npz(path: str) -> FoundImages:
-    arrays = _npz_arrays(path)
-
-    def refuse(key: str, right: str) -> NoReturn:
-        found = described(arrays[key]) if key in arrays else f"missing (there are: {', '.join(arrays)})"
-        raise UsageError(f"{path}: {key!r} is {found}, but must be {right}")
-
-    images = arrays.get("images")
-    if images is None or images.dtype != np.uint8 or images.ndim < 3 or images.shape[3:] not in ((), (1,), (3,)):
-        refuse("images", "uint8 [N, H, W] or [N, H, W, C] with C 1 or 3")
-    if 0 in images.shape[1:]:
-        refuse("images", "of at least one pixel each")
-    pixels = images if images.ndim == 4 else images[..., None]
-
-    def one_per_image(key: str) -> NDArray[Any]:
-        array = arrays[key]
-        if array is None or array.shape != pixels.shape[:1] or array.dtype.kind not in "iuU":
-            refuse(key, f"integers or strings [{len(pixels)}]")
-        return widened(array, f"{path}: {key!r}")
-
-    ids = one_per_image("ids") if "ids" in arrays else np.arange(len(pixels))
-    distinct, counts = np.unique(ids, return_counts=True)
-    if len(distinct) < len(ids):
-        raise UsageError(f"{path}: 'ids' has {distinct[counts.argmax()]} more than once; every image needs its own id")
-
-    columns = {key: a for key, a in arrays.items() if key not in RESERVED and a is not None and a.shape == ids.shape}
-    for key in PROMPT_OR_SEED:
-        if key in arrays and (key not in columns or columns[key].dtype.kind not in "iufU"):
-            refuse(key, f"text or numbers [{len(pixels)}]")
-    if "labels" in arrays:
-        columns["label"] = one_per_image("labels")
-        names = arrays.get("label_names")
-        if names is not None:
-            if names.ndim != 1 or names.dtype.kind != "U":
-                refuse("label_names", "strings [L]")
-            labels = columns["label"]
-            if labels.dtype.kind != "i" or not np.isin(labels, np.arange(len(names))).all():
-                refuse("labels", f"integers from 0 to {len(names) - 1}, as there are {len(names)} label_names")
-            columns["label"] = names[labels]
-    absolute = os.path.abspath(path)
-    pictures = [
-        replace(picture, elsewhere=PixelRow(absolute, row)) for row, picture in enumerate(_array_pictures(path, pixels))
-    ]
-    return FoundImages(ids, columns, pictures)
-
-
-def _npz_arrays(path: str) -> dict[str, NDArray[Any] | None]:
-    """Read the arrays by key; None for what is not an array, or needs pickle, which could run foreign code."""
-    if not zipfile.is_zipfile(path):
-        raise UsageError(f"{path} is not an .npz file, or it is damaged")
-    arrays: dict[str, NDArray[Any] | None] = {}
-    with file_errors(path, UsageError), np.load(path, allow_pickle=False) as archive:
-        sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.zip.infolist()}
-        if sum(sizes.values()) > _memory():
-            raise ValueError(f"its arrays take {sum(sizes.values()):,} bytes, which is more memory than there is")
-        for key in archive.files:
-            if f"{key}.npy" in archive.zip.namelist():
-                with archive.zip.open(f"{key}.npy") as member:
-                    check_header(member, sizes[key])
-            try:
-                array = archive[key]
-            except ValueError as error:
-                if "allow_pickle" not in str(error):
-                    raise
-                array = None
-            arrays[key] = array if isinstance(array, np.ndarray) else None
-    return arrays
-
-
-def check_header(file: IO[bytes], size: int) -> None:
-    """Refuse an .npy file of `size` bytes whose header does not fit the number of bytes after it.
-
-    numpy would allocate the memory that the header promises before it reads the data. The file is rewound.
-    """
-    start = file.tell()
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
-    promised = math.prod(shape) * dtype.itemsize
-    if not dtype.hasobject and (min(shape, default=0) < 0 or promised != size - (file.tell() - start)):
-        raise ValueError(f"its header promises {promised:,} bytes, but {size - (file.tell() - start):,} follow")
-    file.seek(start)
-
-
-def _memory() -> int:
-    """Return the bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    pictures = [Picture(f"{source}, image {row}", picture) for row, picture in enumerate(pixels)]
+    return FoundImages(np.arange(len(rows)), {"label": labels[rows]}, pictures)
 
 
 def _folder(folder: Path) -> FoundImages:
@@ -234,16 +146,8 @@ def _hugging_face(source: str) -> FoundImages:
 
 def found_in_dataset(dataset: Any, source: str) -> FoundImages:
     """Find the images of a data set of Hugging Face, with its other columns."""
-    import datasets
-
-    images = image_columns(dataset, source)
-    read, columns = encoded_rows(dataset, images[0]), {}
-    for column, values in dataset.remove_columns(images)[:].items():
-        feature = dataset.features[column]
-        if isinstance(feature, datasets.ClassLabel):
-            # Test splits without labels have -1 or None.
-            values = [None if value is None or value < 0 else feature.names[value] for value in values]
-        columns[column] = column_of(values)
+    images = image_columns(dataset.features, source)
+    read, columns = encoded_rows(dataset, images[0]), named_columns(dataset.remove_columns(images)[:], dataset.features)
     pictures = [Picture(f"{source}, row {row}", partial(read, row)) for row in range(len(dataset))]
     return FoundImages(np.arange(len(dataset)), columns, pictures)
 
@@ -313,26 +217,11 @@ def _check_names(names: Sequence[str], depth: int = 1) -> None:
         raise ValueError(f"it names {name!r} more than once")
 
 
-def _array_pictures(source: str, pixels: NDArray[np.uint8]) -> list[Picture]:
-    """Make N pictures from an array [N, H, W, C]."""
-    return [Picture(f"{source}, image {row}", picture) for row, picture in enumerate(pixels)]
-
-
-def widened(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """Return integers as int64, other arrays unchanged; an error says with `what` where the array comes from."""
-    if array.dtype.kind == "u" and array.max(initial=0) > LARGEST_INT64:
-        raise UsageError(f"{what} holds {array.max()}, but integers must be below 2^63: give such ids as text")
-    return array.astype(np.int64) if array.dtype.kind in "iu" else array
-
-
-def described(array: NDArray[Any] | None) -> str:
-    """Describe an array by its type and shape, for an error message."""
-    return "no plain array (it would need pickle)" if array is None else f"{array.dtype} {list(array.shape)}"
-
-
 def full_source(source: str) -> str:
     """Return a source of images as a name that is valid in any working folder."""
     kind, _, rest = source.partition(":")
+    if source.startswith(PARQUET):
+        return source if "://" in rest else f"{kind}:{os.path.abspath(rest)}"
     folder, _, split = rest.rpartition(":")
     in_folder = os.path.isdir(folder) and not os.path.exists(source)
     return f"{kind}:{full_name(folder)}:{split}" if in_folder else full_name(source)
