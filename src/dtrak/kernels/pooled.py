@@ -56,7 +56,8 @@ class PooledKernel:
 
     def coordinates(self, queries: NDArray[np.float32]) -> Array:
         """Return Vᵀφ_c [Q, C, r] of the query features [Q, C, k]."""
-        return np.asarray(queries @ self.directions, dtype=np.float64)
+        rows = queries.reshape(-1, queries.shape[-1]) @ self.directions  # one product, as many small ones are slow
+        return np.asarray(rows, dtype=np.float64).reshape(*queries.shape[:-1], -1)
 
     def train_coordinates(self, rows: Sequence[int] | NDArray[np.int64]) -> Array:
         """Return Vᵀφ_c [B, C, r] of the training images `rows`."""
