@@ -19,6 +19,7 @@ from filelock import FileLock
 
 from commands import dtrak
 from dtrak.images.images import Images, load_images
+from ray_cluster_of_tests import extra_node, ray_connection, ray_home, ray_nodes  # noqa: F401
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -85,6 +85,8 @@ def _urls(place: str) -> list[str]:
     """Return the addresses of the parquet files at a place, in the order of their names."""
     import fsspec
 
+    if not place:
+        return []  # and not all files below the working folder
     system, root = fsspec.core.url_to_fs(place)
     found = system.find(root) if system.isdir(root) else system.glob(root)
     return [system.unstrip_protocol(path) for path in sorted(found) if path.endswith(".parquet")]
