@@ -11,7 +11,7 @@ from torch import Tensor
 from dtrak.kernels.preconditioner import Rows
 
 KEPT_BYTES = 2 << 30  # features of at most this size stay in memory
-MANY_ROWS = 2048  # products of so many rows at once use the processor well
+MANY_ROWS = 4096  # products of so many rows at once use the processor well
 
 
 @dataclass(frozen=True, eq=False)

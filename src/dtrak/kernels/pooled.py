@@ -7,6 +7,7 @@ grow with the number of images N: training images are read from their store in b
 quicker.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,7 +66,8 @@ class PooledKernel:
 
     def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> NDArray[np.float32]:
         """Return τ [Q, N] for an absolute λ, from the coordinates of the queries [Q, C, r]."""
-        weighted = np.asarray(coordinates / (self.eigenvalues + damping), dtype=np.float32)
+        weights = 1 / (self.eigenvalues + damping)
+        weighted = np.multiply(coordinates, weights, dtype=np.float32, casting="same_kind")  # no float64 in between
         if self._kept is not None:
             return np.asarray(weighted.reshape(len(weighted), -1) @ self._kept[train].reshape(-1, weighted[0].size).T)
         back = (weighted @ self.directions.T).reshape(len(weighted), -1)  # (G + λI)⁻¹φ_c(x), [Q, C·k]
@@ -95,8 +97,14 @@ class PooledKernel:
     def _kept(self) -> NDArray[np.float32] | None:
         """The coordinates of all training images [N, C, r] if they are small: then another λ is one product."""
         copies, _ = self.features.shape
-        size = 4 * len(self) * copies * len(self.eigenvalues)
-        return torch.cat(list(self._rotated_blocks(EVERY))).numpy() if size <= KEPT_BYTES else None
+        size = (len(self), copies, len(self.eigenvalues))
+        if 4 * math.prod(size) > KEPT_BYTES:
+            return None
+        kept, start = np.empty(size, dtype=np.float32), 0
+        for block in self._rotated_blocks(EVERY):
+            kept[start : start + len(block)] = block
+            start += len(block)
+        return kept
 
     def _coordinate_blocks(self, train: slice) -> Iterator[Tensor]:
         """Yield the coordinates Vᵀφ_c of some training images in blocks, [b, C, r]."""
