@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 
 K = 10
 DIMS = (4096, 32768)
+COPIES_DIM = 4700  # `factored` fills a part of it: with this, a copy has more than 4,096 numbers in every row
 SCALES = (100, 1000, 4000)
 OURS: dict[str, tuple[str, dict[str, Any]]] = {  # the settings of dtrak's rows
     "ours-4096": ("dtrak, k = 4096", {"projection_dim": 4096}),
-    "ours-copies": ("dtrak, every copy, as step-trak has it, k = 4096", {"projection_dim": 4096}),
-    "ours-copies-all": ("dtrak, every copy, all layers, k = 4096", {"projection_dim": 4096, "parameters": "all"}),
+    "ours-copies": ("dtrak, every copy, as step-trak has it", {"projection_dim": COPIES_DIM}),
+    "ours-copies-all": ("dtrak, every copy, all layers", {"projection_dim": COPIES_DIM, "parameters": "all"}),
     "ours-32768": ("dtrak, k = 32768", {"projection_dim": 32768}),
     "ours-up": ("dtrak, up_blocks only, k = 4096", {"projection_dim": 4096, "parameters": r"^up_blocks\."}),
     "ours-out": ("dtrak, conv_out only, not projected", {"projection": "identity", "parameters": r"^conv_out\."}),

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from dtrak.features.store import FeatureStore, Manifest
 from dtrak.kernels.copies import CopyFeatures
-from dtrak.kernels.damping import GRIDS
+from dtrak.kernels.damping import GRIDS, Damping
 from dtrak.kernels.gram import fit_gram
 from dtrak.kernels.pooled import fit_pooled
 from dtrak.kernels.ridge import decompose
@@ -47,11 +47,13 @@ def main() -> None:
         folder = (arguments.folder or Path(temporary)) / f"{train}-{arguments.copies or 1}-{dim}"
         in_process(make_store, folder, train, arguments.copies, dim)
         table = Table("way", "seconds", "peak memory above start, MB", "said of it")
-        ways = {"eigendecomposition, one λ": (sweep, 1), "eigendecomposition, the paper's grid": (sweep, 27)}
-        if arguments.copies:
-            ways = {"Cholesky factor, one λ": (one_damping, 1), "eigendecomposition, the paper's grid": (sweep, 27)}
-        for name, (way, dampings) in ways.items():
-            parts, peak = in_process(way, folder, arguments.queries, dampings)
+        ways = (
+            {"Cholesky factor, one λ": one_damping} if arguments.copies else {"eigendecomposition, one λ": one_of_many}
+        )
+        ways |= {"eigendecomposition, the 17 λ of --damping best": default_grid}
+        ways |= {"eigendecomposition, the paper's 27 λ": paper_grid}
+        for name, way in ways.items():
+            parts, peak = in_process(way, folder, arguments.queries)
             spent = ", ".join(f"{part} {seconds:.0f}" for part, seconds in parts.items())
             table.add_row(name, f"{sum(parts.values()):.0f}", f"{peak:,.0f}", spent)
         if not arguments.copies:
@@ -84,7 +86,19 @@ def queries_for(store: FeatureStore, count: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape, dtype=np.float32) * scale
 
 
-def sweep(folder: Path, count: int, dampings: int) -> tuple[dict[str, float], float]:
+def one_of_many(folder: Path, count: int) -> tuple[dict[str, float], float]:
+    return sweep(folder, count, GRIDS["paper"][:1])
+
+
+def default_grid(folder: Path, count: int) -> tuple[dict[str, float], float]:
+    return sweep(folder, count, GRIDS["log"])
+
+
+def paper_grid(folder: Path, count: int) -> tuple[dict[str, float], float]:
+    return sweep(folder, count, GRIDS["paper"])
+
+
+def sweep(folder: Path, count: int, dampings: tuple[Damping, ...]) -> tuple[dict[str, float], float]:
     """Seconds of each part, and the peak of memory in MB; scores are summed up and dropped, one λ after another."""
     store = FeatureStore.open(folder)
     queries, before = queries_for(store, count), peak_memory()
@@ -93,13 +107,13 @@ def sweep(folder: Path, count: int, dampings: int) -> tuple[dict[str, float], fl
     parts["decompose"], clock = time.perf_counter() - clock, time.perf_counter()
     coordinates = kernel.coordinates(queries)
     parts["queries"], clock = time.perf_counter() - clock, time.perf_counter()
-    for damping in GRIDS["paper"][:dampings]:
+    for damping in dampings:
         kernel.scores(coordinates, damping.absolute(kernel))
     parts["scores"] = time.perf_counter() - clock
     return parts, peak_memory() - before
 
 
-def one_damping(folder: Path, count: int, dampings: int) -> tuple[dict[str, float], float]:
+def one_damping(folder: Path, count: int) -> tuple[dict[str, float], float]:
     """The same for the first λ alone, as the commands do it if they are asked for one."""
     features = CopyFeatures([FeatureStore.open(folder)])
     queries, before = queries_for(features.stores[0], count), peak_memory()

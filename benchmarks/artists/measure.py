@@ -30,13 +30,14 @@ from dtrak.evaluation.lds import evaluate_lds
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.evaluation.run_evaluation import queries_of
 from dtrak.inputs.benchmark import Benchmark
+from dtrak.kernels.damping import GRIDS
 from dtrak.runs.run import BENCHMARK, Run
 from dtrak.tables import Cell, Entry, Table
 
 BY = "artist"
 PARAMETERS = {"the whole LoRA": None, "self-attention": "attn1.*lora_", "cross-attention": "attn2.*lora_"}
 ENCODER = "efficientnet-lite0"
-METHODS = "random,raw-pixel-cosine,clip-cosine,step-trak,d-trak,trak,gradient-cosine"
+METHODS = "random,raw-pixel-cosine,clip-cosine,gradient-cosine,trak,d-trak,mixed-trak,das,nda,step-trak"
 
 
 class Measured:
@@ -57,7 +58,8 @@ class Measured:
     def scores(self, prompts: list[str], method: str = "step-trak", **settings: Any) -> Scores:
         """Score the pictures with other prompts."""
         asked = replace(self.pictures, columns={**self.pictures.columns, "prompt": np.array(prompts, dtype=object)})
-        folder = self.cache / str(settings.get("parameters") or "all").replace("*", "")
+        made_with = [str(settings[name]).replace("*", "") for name in ("parameters", "timesteps") if settings.get(name)]
+        folder = self.cache / ("-".join(made_with) or "all")
         return attribute(
             self.model,
             self.run.train_images,
@@ -155,6 +157,19 @@ def method_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[st
         yield method, of.row(of.scores(of.prompts, method, encoder=ENCODER))
 
 
+def setting_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what more timesteps give, and the λ that has most LDS in hindsight."""
+    for method in methods:
+        for timesteps in (10, 100):
+            name = f"{method}, K = {timesteps}"
+            yield name, of.row(of.scores(of.prompts, method, timesteps=timesteps))
+            tried = [
+                of.row(of.scores(of.prompts, method, timesteps=timesteps, damping=f"{one.value:g}"))
+                for one in GRIDS["log"]
+            ]
+            yield f"{name}, the best λ", max(tried, key=lambda row: row["lds"][0])
+
+
 def _highest(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     """Keep the `count` highest scores of each query [Q, N], if they are positive; the others become zero."""
     least = np.sort(values, axis=1)[:, [-count]]
@@ -175,10 +190,10 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path, help="a .json file for all numbers; the tables are printed")
     parser.add_argument("--seeds", type=int, default=3, help="of the trainings without an artist (default: 3)")
+    parser.add_argument("--methods", default=METHODS)
     parser.add_argument(
-        "--methods", default="random,raw-pixel-cosine,clip-cosine,gradient-cosine,trak,d-trak,step-trak"
+        "--parts", default="methods,adding,prompts,parameters,settings", help="what to measure (default: all)"
     )
-    parser.add_argument("--parts", default="methods,adding,prompts,parameters", help="what to measure (default: all)")
     args = parser.parse_args()
     of = Measured(Run.open(args.run), args.seeds, args.run / "features" / "measured")
     parts = {
@@ -186,6 +201,7 @@ def main() -> None:
         "adding": lambda: adding_rows(of),
         "prompts": lambda: prompt_rows(of),
         "parameters": lambda: parameter_rows(of),
+        "settings": lambda: setting_rows(of, ["step-trak", "trak", "d-trak"]),
     }
     found: dict[str, Any] = {
         "artists": of.artists,

@@ -22,6 +22,7 @@ import choices
 import copies
 import facts
 import findings
+import leads
 import noise
 import page
 import successors
@@ -50,6 +51,7 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "copies": copies.copies,
     "timesteps": copies.timesteps,
     "variants": copies.variants,
+    "leads": leads.leads,
     "successors": successors.successors,
     "mixtures": choices.mixtures,
     "projections": choices.projections,

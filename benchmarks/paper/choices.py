@@ -126,10 +126,14 @@ def _choices(study: Study) -> Iterator[Choice]:
         for method, one in study.measure(methods, **settings).items():
             yield Choice(method, name, one, study.seconds(method, **settings), "noise" in settings)
 
-    for k in (2, 5, 10, 100):
+    for k in (2, 5, 10):
         yield from each(RECOMMENDED, f"K = {k}", timesteps=k)
-        yield from each(KERNELS, f"K = {k}, own noise", timesteps=k, noise="per-image")
-    yield from each(RECOMMENDED[-1:], "K = 30", timesteps=30)
+    yield from each(("d-trak",), "K = 100", timesteps=100)
+    yield from each(KERNELS, "K = 10, own noise", timesteps=10, noise="per-image")
+    for k in (30, 100):
+        yield from each(RECOMMENDED[-1:], f"K = {k}", timesteps=k)
+    for k, draws in ((2, 5), (5, 2)):
+        yield from each(RECOMMENDED[-1:], f"K = {k}, {draws} noises", timesteps=k, draws=draws)
     yield from each(RECOMMENDED[-1:], "all layers", timesteps=10, parameters="all")
     for name, pattern in PARAMETERS.items():
         yield from each(RECOMMENDED, name, timesteps=10, parameters=pattern)

@@ -115,11 +115,8 @@ class Study:
         def ask() -> str:
             train, asked = make()
             vectors = Vectors(ArrayRows(train), asked)
-            masks, losses = self.benchmark.masks, self.benchmark.losses(queries, output)
             values = [vectors.kernel.scores(vectors.coordinates, vectors.absolute(one)) for one in GRIDS["log"]]
-            best = max(values, key=lambda one: mean_lds(one, masks, losses))
-            found = evaluate_lds(best, masks, losses)
-            return json.dumps({"mean": found.mean, "std": found.bootstrap_std})
+            return json.dumps(self._best(values, queries, output))
 
         return Measured(**json.loads(self._once(ask, "kernel", question, queries, output)))
 
@@ -138,18 +135,29 @@ class Study:
         def ask() -> str:
             found = self.features([objective], apart=True, **settings)
             rows = {name: of_set[objective] for name, of_set in found.items()}
-            answers: dict[str, dict[str, Any]] = {}
             made = scores(rows, self.query_kinds)
-            for kind in self.query_kinds:
-                masks, losses = self.benchmark.masks, self.benchmark.losses(kind)
-                for way in ways:
-                    best = max(made[way][kind], key=lambda one: mean_lds(one, masks, losses))
-                    lds = evaluate_lds(best, masks, losses)
-                    answers.setdefault(kind, {})[way] = {"mean": lds.mean, "std": lds.bootstrap_std}
-            return json.dumps(answers)
+            return json.dumps(
+                {kind: {way: self._best(made[way][kind], kind) for way in ways} for kind in self.query_kinds}
+            )
 
         answers = json.loads(self._once(ask, "copies", objective, list(ways), sorted(settings.items())))
         return {kind: {way: Measured(**one) for way, one in found.items()} for kind, found in answers.items()}
+
+    def of_curves(self, make: Callable[[], dict[str, list[Array]]], *question: object) -> dict[str, Measured]:
+        """For each kind of queries, the LDS of scores that are made for several λ, with the best of these."""
+
+        def ask() -> str:
+            made = make()
+            return json.dumps({kind: self._best(made[kind], kind) for kind in self.query_kinds})
+
+        answers = json.loads(self._once(ask, "curves", question))
+        return {kind: Measured(**one) for kind, one in answers.items()}
+
+    def _best(self, tried: Sequence[Array], queries: str, output: str = "simple") -> dict[str, float]:
+        """The LDS of those scores [Q, N] among several that have the highest."""
+        masks, losses = self.benchmark.masks, self.benchmark.losses(queries, output)
+        found = evaluate_lds(max(tried, key=lambda one: mean_lds(one, masks, losses)), masks, losses)
+        return {"mean": found.mean, "std": found.bootstrap_std}
 
     def gap(self, make: Callable[[], tuple[float, float]]) -> tuple[float, float]:
         """A difference and its error, made unless it is there."""
