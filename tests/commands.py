@@ -4,20 +4,34 @@ Most are forked from a server that has imported torch and diffusers already, whi
 takes; `dtrak_fresh` starts from nothing, as a shell does.
 """
 
+import importlib
 import multiprocessing
 import os
 import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["dtrak.cli", "dtrak.cli.whole_run", "sklearn.datasets"])
+# What most commands take up late would be imported again by each of them.
+processes.set_forkserver_preload(
+    [
+        "sklearn.datasets",
+        "dtrak.cli.elsewhere",
+        "dtrak.cli.whole_run",
+        "dtrak.attribution.indexing",
+        "dtrak.evaluation.planning",
+        "dtrak.evaluation.run_evaluation",
+        "dtrak.explorer.app",
+        "dtrak.models.ddpm",
+        "dtrak.runs.elsewhere",
+    ]
+)
 
 LONGEST = 900  # seconds
 
@@ -44,6 +58,7 @@ class Place:
     largest_file: int | None = None  # no file that it writes can grow beyond so many bytes
     out: Path | None = None  # a file to which the shell appends standard output
     packages: Path | None = None  # a folder of installed packages, as PYTHONPATH names one
+    constants: Mapping[str, float] = field(default_factory=dict)  # other values of constants, by their full names
 
 
 def dtrak(*arguments: object, cwd: Path, **more: Any) -> Outcome:
@@ -96,6 +111,9 @@ def _become(arguments: list[str], streams: str, place: Place) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (place.largest_file, place.largest_file))
     if place.packages is not None:
         sys.path.insert(0, str(place.packages))
+    for name, value in place.constants.items():
+        module, _, constant = name.rpartition(".")
+        setattr(importlib.import_module(module), constant, value)
     sys.argv = ["dtrak", *arguments]
     main()
 

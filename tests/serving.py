@@ -19,10 +19,10 @@ PATIENCE = 120  # seconds, on a busy machine
 
 
 @contextmanager
-def served(run: Path, *options: object) -> Iterator["Server"]:
+def served(run: Path, *options: object, **place: Any) -> Iterator["Server"]:
     """A server of this run on some free port; it has to end by Ctrl-C, without an error."""
     arguments = ("serve", run.name, "--no-browser", "--port", 0, "--device", "cpu", *options)
-    with dtrak_started(*arguments, cwd=run.parent) as command:
+    with dtrak_started(*arguments, cwd=run.parent, **place) as command:
         with httpx2.Client(base_url=_address(command), timeout=PATIENCE) as client:
             yield Server(command, client)
         if command.runs:

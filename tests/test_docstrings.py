@@ -4,11 +4,15 @@ import doctest
 import inspect
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import commands
 import dtrak
 from dtrak.runs.ready import SHIPPED
 
@@ -29,11 +33,19 @@ METHODS = {
 }
 
 
+def forked(command: list[str], **options: Any) -> None:
+    """In place of `subprocess.run`: the same command from the server that has imported everything."""
+    assert command[:3] == [sys.executable, "-m", "dtrak"]
+    outcome = commands.dtrak(*command[3:], cwd=Path.cwd())
+    assert outcome.code == 0, outcome.err
+
+
 @pytest.fixture
 def beside_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The working folder has runs/digits, the run that comes with the package."""
     shutil.copytree(SHIPPED, tmp_path / "runs" / "digits")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", forked)
     yield
     assert os.path.isdir("runs/digits")
 

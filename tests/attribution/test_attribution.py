@@ -1,6 +1,7 @@
 """From model and images to scores: the whole way against the formula in numpy, and what the front door refuses."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dtrak.noise import gaussian
 
 TRAIN = dtrak.load_images("digits:train").select(range(12))
 AVERAGE = {"objective": "avg"}
+SMALL: dict[str, Any] = {"timesteps": 2, "projection_dim": 64}  # for laws that hold whatever is kept of a gradient
 QUERIES = dtrak.load_images("digits:validation").select([5, 3, 8])
 
 
@@ -80,10 +82,10 @@ def test_positive_means_proponent() -> None:
 
 def test_several_methods_share_one_pass_and_agree_with_each_alone(tmp_path: Path) -> None:
     model = tiny.unet()
-    both = dtrak.attribute(model, TRAIN, QUERIES, method=["trak", "d-trak"], timesteps=2, cache=tmp_path)
+    both = dtrak.attribute(model, TRAIN, QUERIES, method=["trak", "d-trak"], cache=tmp_path, **SMALL)
     assert list(both) == ["trak", "d-trak"]
     for method, scores in both.items():
-        alone = dtrak.attribute(model, TRAIN, QUERIES, method=method, timesteps=2)
+        alone = dtrak.attribute(model, TRAIN, QUERIES, method=method, **SMALL)
         np.testing.assert_allclose(scores.values, alone.values, rtol=1e-3, atol=1e-5)
     kinds = sorted(path.name.split("-")[0] for path in tmp_path.iterdir())
     assert kinds == ["kernels", "queries", "queries", "train", "train"]
@@ -97,28 +99,28 @@ def test_a_second_question_costs_only_its_queries(tmp_path: Path) -> None:
         nonlocal passes
         passes += 1
 
-    dtrak.attribute(model, TRAIN, QUERIES, timesteps=2, cache=tmp_path, batch_size=1)
+    dtrak.attribute(model, TRAIN, QUERIES, cache=tmp_path, **SMALL, batch_size=1)
     model.network.register_forward_hook(count)
-    first = dtrak.attribute(model, TRAIN, QUERIES, timesteps=2, cache=tmp_path, batch_size=1)
+    first = dtrak.attribute(model, TRAIN, QUERIES, cache=tmp_path, **SMALL, batch_size=1)
     assert passes == 0
-    other = dtrak.attribute(model, TRAIN, QUERIES.select([0]), timesteps=2, cache=tmp_path, batch_size=1)
+    other = dtrak.attribute(model, TRAIN, QUERIES.select([0]), cache=tmp_path, **SMALL, batch_size=1)
     assert passes == 2  # one to see what a copy takes, one for the query
     np.testing.assert_allclose(other.values, first.values[:1], rtol=1e-5, atol=1e-6 * abs(first.values).max())
 
 
 def test_changed_weights_are_another_model(tmp_path: Path) -> None:
     model = tiny.unet()
-    dtrak.attribute(model, TRAIN, QUERIES, timesteps=1, cache=tmp_path)
+    dtrak.attribute(model, TRAIN, QUERIES, cache=tmp_path, **SMALL)
     with torch.no_grad():
         next(model.network.parameters()).mul_(2)
     with pytest.raises(UsageError, match="made with model"):
-        dtrak.attribute(model, TRAIN, QUERIES, timesteps=1, cache=tmp_path)
+        dtrak.attribute(model, TRAIN, QUERIES, cache=tmp_path, **SMALL)
 
 
 def test_another_objective_is_d_traks_to_choose() -> None:
     model = tiny.unet()
     square, average = (
-        dtrak.attribute(model, TRAIN, QUERIES, "d-trak", timesteps=2, objective=objective).values
+        dtrak.attribute(model, TRAIN, QUERIES, "d-trak", objective=objective, **SMALL).values
         for objective in (None, "avg")
     )
     assert not np.allclose(square, average)
@@ -127,10 +129,10 @@ def test_another_objective_is_d_traks_to_choose() -> None:
 
 
 def test_the_recommended_method_answers_unless_an_objective_is_named() -> None:
-    model, settings = tiny.unet(), {"timesteps": 2}
-    recommended, of_objective = (dtrak.attribute(model, TRAIN, QUERIES, **settings, **more) for more in ({}, AVERAGE))
+    model = tiny.unet()
+    recommended, of_objective = (dtrak.attribute(model, TRAIN, QUERIES, **SMALL, **more) for more in ({}, AVERAGE))
     assert (recommended.method, of_objective.method) == ("step-trak", "d-trak")
-    named = dtrak.attribute(model, TRAIN, QUERIES, "d-trak", **settings, **AVERAGE)
+    named = dtrak.attribute(model, TRAIN, QUERIES, "d-trak", **SMALL, **AVERAGE)
     assert np.array_equal(of_objective.values, named.values)
 
 

@@ -25,7 +25,7 @@ from dtrak.registry import Registry
 
 TRAIN = dtrak.load_images("digits:train").select(range(12))
 QUERIES = dtrak.load_images("digits:validation").select([5, 3, 8])
-SETTINGS: dict[str, Any] = {"timesteps": 1, "damping": 0.1}
+SETTINGS: dict[str, Any] = {"timesteps": 1, "damping": 0.1, "projection_dim": 64}
 
 
 def squared(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:

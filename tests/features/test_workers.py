@@ -11,8 +11,8 @@ import pytest
 from datasets import Dataset, Image
 
 import tiny
+from commands import processes
 from dtrak import load_images
-from dtrak.engines import make_engine
 from dtrak.engines.this_process import ThisProcess
 from dtrak.errors import DtrakError
 from dtrak.features.featurizing import FeatureSettings, featurize
@@ -43,6 +43,15 @@ class Sending(ThisProcess):
             sent = pickle.dumps(job)
             self.sizes.append(len(sent))
             yield job, work(context, pickle.loads(sent))
+
+
+class Elsewhere(Sending):
+    """An engine that sends everything to a new process. It has opened no images, and need not import for seconds."""
+
+    def run(self, work: Any, context: Any, jobs: Any, *where: Any) -> Iterator[Any]:
+        with processes.Pool(1) as worker:
+            for job in jobs:
+                yield job, worker.apply(work, (context, job))
 
 
 def folder(home: Path) -> str:
@@ -147,7 +156,7 @@ def test_a_worker_reads_its_rows_alone(tmp_path: Path) -> None:
     begun(images, tmp_path / "store")
     for row in [*range(32), *range(64, COUNT)]:
         (tmp_path / "images" / f"{row:03d}.png").unlink()
-    store = featurize(tiny.unet(), images, ["square"], SETTINGS, tmp_path / "store", "train", make_engine("pool", 1))
+    store = featurize(tiny.unet(), images, ["square"], SETTINGS, tmp_path / "store", "train", Elsewhere())
     assert (store["square"].folder / Path(SHARD).name).read_bytes() == (tmp_path / "store/expected").read_bytes()
 
 
@@ -157,7 +166,7 @@ def test_a_worker_opens_its_parquet_files_alone(tmp_path: Path) -> None:
     begun(images, tmp_path / "store")
     for number in (0, 2):
         (tmp_path / "set" / f"{number}.parquet").unlink()
-    store = featurize(tiny.unet(), images, ["square"], SETTINGS, tmp_path / "store", "train", make_engine("pool", 1))
+    store = featurize(tiny.unet(), images, ["square"], SETTINGS, tmp_path / "store", "train", Elsewhere())
     assert (store["square"].folder / Path(SHARD).name).read_bytes() == (tmp_path / "store/expected").read_bytes()
 
 
