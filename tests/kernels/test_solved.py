@@ -111,3 +111,13 @@ def test_one_damping_decomposes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     np.testing.assert_array_equal(scores("auto"), kept["auto"])
     with pytest.raises(pytest.fail.Exception):
         scores("spectrum")
+
+
+def test_a_few_rows_are_decomposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five images with two copies each have ten rows: their decomposition is quicker than a factor of G [64, 64]."""
+    monkeypatch.setattr(gradients, "kept_gram", lambda *_: pytest.fail("G was added up"))
+    digits = load_images("digits:train").select(range(30))
+    settings = {"timesteps": 2, "projection_dim": 64}
+    assert dtrak.attribute(tiny.unet(), digits.first(5), digits.first(2), **settings).values.shape == (2, 5)
+    with pytest.raises(pytest.fail.Exception):
+        dtrak.attribute(tiny.unet(), digits, digits.first(2), **settings)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dtrak.models import DiffusionModel
 
 Stores = dict[str, FeatureStore]  # by objective
-SOLVED_DIM = 8192  # up to this k, a kernel for one λ has a Cholesky factor even if there are fewer rows
+FEW_ROWS = 0.4  # the decomposition of so many rows, as a share of k, takes as long as the Cholesky factor of G [k, k]
 DRAWS_AT_ONE_STEP = 10  # how many noises journey-trak takes if it scores one timestep alone
 MODELS: dict[Models, tuple[str, str]] = {  # what they need, and the first part of what they cost, in words
     "final": ("the model", ""),
@@ -200,7 +200,7 @@ def _only_damping(task: Task) -> Damping | None:
 def _is_quick_to_solve(features: CopyFeatures) -> bool:
     """Return whether a Cholesky factor of G [k, k] is no more work than the decomposition of the smaller matrix."""
     copies, dim = features.shape
-    return dim <= SOLVED_DIM or dim <= len(features) * copies
+    return len(features) * copies >= FEW_ROWS * dim
 
 
 def _solved(
