@@ -3,6 +3,7 @@
 import { showWork } from "./parts.js";
 
 const POLL = 300; // milliseconds
+const FIRST_POLL = 10; // a search in an index takes some dozen milliseconds
 const TRIES = 6; // while the server is too busy
 
 export async function get(path, parameters = {}, signal = undefined) {
@@ -26,9 +27,9 @@ let followed = 0; // how many items of work are being followed
 async function finished(item, signal) {
   followed += 1;
   try {
-    while (item.state === "waiting" || item.state === "working") {
+    for (let wait = FIRST_POLL; item.state === "waiting" || item.state === "working"; wait = Math.min(1.5 * wait, POLL)) {
       showWork(item);
-      await pause(POLL, signal);
+      await pause(wait, signal);
       item = (await parsed(await withRetries(() => fetch(`api/questions/${item.id}`, { signal })))).question;
     }
   } finally {
