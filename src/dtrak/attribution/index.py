@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 FILE = "index.json"
 SHORT_LIST = 200  # images that are scored again for each query, at least
-TIMES_TOP = 10  # and at least so many times the images that are asked for
+TIMES_TOP = 5  # and at least so many times the images that are asked for
 
 
 @dataclass(frozen=True)
