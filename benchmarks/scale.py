@@ -3,6 +3,7 @@
     python benchmarks/scale.py --real FOLDER                            # all sizes; needs 12 GB of disk
     python benchmarks/scale.py --rows 100000 --dim 1024 --real FOLDER   # one size
     python benchmarks/scale.py --figure FILE                            # draw the results that there are
+    python benchmarks/scale.py --served --rows 1000000 --real CACHE     # ask `dtrak serve` instead; see scale_served.py
 
 Features are synthetic, with a real spectrum. FOLDER has features of every copy of real images, in a feature store such
 as RUN/features/…/train-simple-copies; each row is scaled to length 1. A synthetic row is √½ of a real one, of nine
@@ -31,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from scale_figures import draw, show
 from scale_peers import MOST, PEERS, hand_over, peer
+from scale_served import ask_served, make_served
 
 from dtrak.attribution.held import Holder
 from dtrak.attribution.index import Index
@@ -83,7 +85,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("scale"), help="where features are made, and removed")
     parser.add_argument("--out", type=Path, default=Path("scale.json"), help="the results, to which more are added")
     parser.add_argument("--figure", type=Path, help="where to draw the results: .png, .svg or .pdf")
+    parser.add_argument("--served", action="store_true", help="make an index in --folder, which stays, and serve it")
     arguments = parser.parse_args()
+    if arguments.served:
+        if not (arguments.folder / "exact.csv").exists():
+            make_served(arguments.real, arguments.folder, arguments.rows)
+        return ask_served(arguments.folder)
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
     if arguments.real is not None:
         for rows, dim in SIZES if arguments.rows is None else [(arguments.rows, arguments.dim)]:

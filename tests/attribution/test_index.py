@@ -16,6 +16,7 @@ from dtrak.attribution import short_lists
 from dtrak.attribution.index import Index
 from dtrak.attribution.indexing import add_images, remove_images
 from dtrak.errors import UsageError
+from dtrak.features.store import FeatureStore
 from dtrak.images.images import load_images
 
 OPTIONS = ("--timesteps", "2", "--projection-dim", "96", "--parameters", "conv_out")
@@ -69,6 +70,17 @@ def test_search_finds_the_strongest_with_their_exact_scores(
         assert [one.id for one in mine] == [one.id for one in theirs]
         assert mine[0].columns == theirs[0].columns
         np.testing.assert_allclose([one.score for one in mine], [one.score for one in theirs], rtol=2e-3)
+
+
+@pytest.mark.parametrize("method", ["d-trak", "mixed-trak", "step-trak"])
+def test_another_question_does_not_look_at_every_file_of_features_again(
+    folder: Path, finished_run: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million images have 31,250 files."""
+    index, queries = made(folder, "--method", method), load_images(str(finished_run / "generated"))
+    index.search(queries.select([0]), top=5)
+    monkeypatch.setattr(FeatureStore, "digest", property(lambda store: pytest.fail("all files were looked at")))
+    assert index.search(queries.select([1]), top=5).values.shape == (1, 5)
 
 
 def test_the_command_line_writes_a_table(own_run: Path) -> None:

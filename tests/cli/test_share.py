@@ -38,11 +38,19 @@ def test_shares_fill_a_store_that_is_then_scored(question: tuple[object, ...], t
     np.testing.assert_array_equal(*(np.load(tmp_path / f"{name}.npz")["values"] for name in ("whole", "shares")))
 
 
-@pytest.mark.parametrize("shard", ["0/4", "5/4", "3", "a/b", "1/0", "-1/4"])
-def test_a_share_that_there_is_not_is_refused(question: tuple[object, ...], shard: str, tmp_path: Path) -> None:
+OUT_OF_RANGE, NO_SHARE = "its number has to be from 1 to 4", "give its number and how many there are, such as 3/64"
+
+
+@pytest.mark.parametrize(
+    ("shard", "right"),
+    [("0/4", OUT_OF_RANGE), ("5/4", OUT_OF_RANGE), *((one, NO_SHARE) for one in ("3", "a/b", "1/0", "-1/4"))],
+)
+def test_a_share_that_there_is_not_is_refused(
+    question: tuple[object, ...], shard: str, right: str, tmp_path: Path
+) -> None:
     refused = dtrak(*question, "--cache", "cache", f"--shard={shard}", cwd=tmp_path)
     assert refused.code == 2
-    assert f"shard '{shard}': give its number and how many there are, such as 3/64" in refused.error
+    assert f"shard '{shard}': {right}" in refused.error
     assert not (tmp_path / "cache").exists()
 
 

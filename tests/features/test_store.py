@@ -125,6 +125,23 @@ def test_halves_take_half_the_disk(tmp_path: Path, dtype: str, error: float) -> 
     assert stored.nbytes == SHARD_ROWS * 5 * (4 if dtype == "float32" else 2)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_single_rows_are_read_from_checked_shards_and_others(tmp_path: Path, dtype: str) -> None:
+    store, rows = filled(tmp_path, replace(MANIFEST, dtype=dtype)), [70, 0, 33, 33, 5]
+    expected = store.numpy()[rows]
+    np.testing.assert_array_equal(FeatureStore.open(tmp_path).at(rows), expected)
+    time.sleep(0.06)  # a file that changed just now is not remembered as checked
+    assert FeatureStore.open(tmp_path).missing() == []
+    checked = FeatureStore.open(tmp_path)
+    for _ in range(2):
+        np.testing.assert_array_equal(checked.at(rows), expected)
+    path = tmp_path / "shard-00001.safetensors"
+    for change in (lambda: os.truncate(path, path.stat().st_size - 4 * SHARD_ROWS), path.unlink):
+        change()
+        with pytest.raises(DtrakError, match=r"shard-00001.safetensors is missing or damaged: run the command"):
+            checked.at([SHARD_ROWS + 31])
+
+
 def test_overflow_of_a_small_dtype_is_an_error(tmp_path: Path) -> None:
     store = FeatureStore.create(tmp_path, replace(MANIFEST, dtype="float16"))
     with pytest.raises(DtrakError, match="overflow float16"):

@@ -386,6 +386,7 @@ def test_a_remote_folder_is_as_the_same_folder_here(tmp_path: Path) -> None:
             key: one.tolist() for key, one in here.columns.items()
         }
         np.testing.assert_array_equal(everything(there), everything(here))
+    assert load_images((tmp_path / "table" / "1.png").as_uri()).ids.tolist() == ["1.png"]
 
 
 def test_a_remote_folder_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

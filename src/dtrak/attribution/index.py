@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 FILE = "index.json"
 SHORT_LIST = 200  # images that are scored again for each query, at least
-TIMES_TOP = 10  # and at least so many times the images that are asked for
+TIMES_TOP = 5  # and at least so many times the images that are asked for
 
 
 @dataclass(frozen=True)
@@ -234,12 +234,12 @@ class Index:
         """The place of the first image of each segment."""
         return np.cumsum([0, *(one.rows for one in self.description.segments[:-1])])
 
-    @property
+    @cached_property
     def settings(self) -> Settings:
         """The settings that features are made with."""
         return TypeAdapter(Settings).validate_python(self.description.settings)
 
-    @property
+    @cached_property
     def method(self) -> Method:
         """The method whose scores the index gives."""
         return get_method(self.description.method).under(self.settings)

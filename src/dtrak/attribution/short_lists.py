@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrak.errors import DtrakError
 from dtrak.files import write_errors
 
 ROWS_AT_ONCE = 1 << 14
@@ -30,7 +31,7 @@ class VectorFile:
             np.lib.format.read_magic(file)
             (self.count, self.numbers), _, _ = np.lib.format.read_array_header_1_0(file)
             self._start = file.tell()
-        self._file = os.open(path, os.O_RDONLY)
+        self._path, self._file = path, os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
 
     def rows(self, first: int, count: int = 1) -> NDArray[np.float32]:
@@ -41,7 +42,11 @@ class VectorFile:
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return some rows, [b, m]."""
-        return np.concatenate([self.rows(row) for row in rows.tolist()])
+        found, size = np.empty((len(rows), self.numbers), dtype="<f4"), 4 * self.numbers
+        for row, target in zip(rows.tolist(), found, strict=True):
+            if os.preadv(self._file, [target.data], self._start + size * row) < size:
+                raise DtrakError(f"{self._path} is damaged: make the index again with `dtrak index`")
+        return found
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         """Yield all rows in blocks."""

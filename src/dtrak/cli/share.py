@@ -9,7 +9,7 @@ from dtrak.errors import UsageError
 from dtrak.printing import tell
 
 if TYPE_CHECKING:
-    from dtrak.features.store import Share
+    from dtrak.features.shares import Share
 
 
 def fill_features(
@@ -22,7 +22,7 @@ def fill_features(
     device: str,
 ) -> None:
     """Compute one share of the features in a folder that all processes see. Nothing is scored."""
-    from dtrak.features.store import Share
+    from dtrak.features.shares import Share
 
     share, (source, lora, prompt) = Share.parse(shard), model
     if scoring.engine is not None:

@@ -3,6 +3,7 @@
 import { showWork } from "./parts.js";
 
 const POLL = 300; // milliseconds
+const OFTEN = { poll: 20, times: 15 }; // at first, as a search in an index takes some dozen milliseconds
 const TRIES = 6; // while the server is too busy
 
 export async function get(path, parameters = {}, signal = undefined) {
@@ -26,9 +27,9 @@ let followed = 0; // how many items of work are being followed
 async function finished(item, signal) {
   followed += 1;
   try {
-    while (item.state === "waiting" || item.state === "working") {
+    for (let asked = 0; item.state === "waiting" || item.state === "working"; asked += 1) {
       showWork(item);
-      await pause(POLL, signal);
+      await pause(asked < OFTEN.times ? OFTEN.poll : POLL, signal);
       item = (await parsed(await withRetries(() => fetch(`api/questions/${item.id}`, { signal })))).question;
     }
   } finally {

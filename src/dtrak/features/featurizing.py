@@ -15,7 +15,8 @@ from dtrak.errors import DtrakError, UsageError
 from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.features.settings import FeatureSettings
 from dtrak.features.shards import Part, Parts, SentWork, Shard, Unseen, Work, part_of, shard_of, shard_of_sent
-from dtrak.features.store import Cost, FeatureStore, Manifest, Share, fill, fill_from
+from dtrak.features.shares import Share
+from dtrak.features.store import Cost, FeatureStore, Manifest, fill, fill_from
 from dtrak.features.trajectories import Trajectories
 from dtrak.gradients.objectives import get_objective
 from dtrak.gradients.timesteps import timesteps_of

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.checks import Checks, digest
+from dtrak.features.shares import Share
 from dtrak.files import make_folder, write_bytes, write_json, write_once
 from dtrak.limits import shortened
 from dtrak.sections import first_mistake
@@ -72,24 +73,7 @@ class Manifest:
         return (self.dim,) if self.copies is None else (self.copies, self.dim)
 
 
-@dataclass(frozen=True)
-class Share:
-    """One of several equal shares of a store's shards, for one of several processes that fill it."""
-
-    number: int  # from 1 on
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Share":
-        """Read a text such as 3/64."""
-        number, slash, count = text.partition("/")
-        if not slash or not (number.isdecimal() and count.isdecimal()) or not 1 <= int(number) <= int(count) <= 10**6:
-            raise UsageError(f"shard {shortened(text)}: give its number and how many there are, such as 3/64")
-        return cls(int(number), int(count))
-
-    def of(self, shards: int) -> range:
-        """Return the shards of this share."""
-        return range(self.number - 1, shards, self.count)
+MANIFESTS = TypeAdapter(Manifest)  # made once, as that takes longer than to read a manifest
 
 
 @dataclass(frozen=True)
@@ -137,7 +121,7 @@ class FeatureStore:
         """Open a store that exists, and check its manifest."""
         path = folder / MANIFEST
         try:
-            manifest = TypeAdapter(Manifest).validate_python(json.loads(path.read_text(encoding="utf-8")))
+            manifest = MANIFESTS.validate_python(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise UsageError(f"no features at {folder}: it has no manifest.json") from None
         except ValidationError as error:
@@ -185,23 +169,32 @@ class FeatureStore:
 
     def at(self, rows: Sequence[int]) -> Tensor:
         """Return some rows in the given order, float32 [b, k] or [b, C, k]; only these are read of checked shards."""
-        return torch.stack([self._row(*divmod(int(row), len(self.shards[0]))) for row in rows])
-
-    def _row(self, index: int, row: int) -> Tensor:
-        """Return one row of a shard. A safetensors file begins with the length of its header; its tensor is behind."""
-        path, dtype = self._path(index), DTYPES[self.manifest.dtype]
-        if index not in self._readable:
-            if self._checks.of(index, path) is None:
-                return self._read_whole(index, slice(row, row + 1))[0]
-            self._readable.add(index)
+        dtype, in_shard = DTYPES[self.manifest.dtype], len(self.shards[0])
         size = math.prod(self.manifest.shape) * dtype.itemsize
-        file = os.open(path, os.O_RDONLY)
+        content = bytearray(len(rows) * size)  # one piece of memory: a search reads a thousand rows
+        for start, row in zip(range(0, len(content), size), rows, strict=True):
+            self._read_row(*divmod(int(row), in_shard), memoryview(content)[start : start + size])
+        return torch.frombuffer(content, dtype=dtype).reshape(len(rows), *self.manifest.shape).float()
+
+    def _read_row(self, index: int, row: int, target: memoryview) -> None:
+        """Read one row of a shard. A safetensors file begins with the length of its header; its tensor is behind."""
+        if index not in self._readable:
+            if self._checks.of(index, self._path(index)) is None:
+                found = self._read_whole(index, slice(row, row + 1)).to(DTYPES[self.manifest.dtype])
+                target[:] = found.flatten().view(torch.uint8).numpy().tobytes()
+                return
+            self._readable.add(index)
         try:
-            start = 8 + int.from_bytes(os.pread(file, 8, 0), "little")
-            content = bytearray(os.pread(file, size, start + row * size))
-        finally:
-            os.close(file)
-        return torch.frombuffer(content, dtype=dtype).reshape(self.manifest.shape).float()
+            file = os.open(f"{self.folder}/{_name(index)}", os.O_RDONLY)
+            try:
+                start = 8 + int.from_bytes(os.pread(file, 8, 0), "little")
+                is_whole = os.preadv(file, [target], start + row * len(target)) == len(target)
+            finally:
+                os.close(file)
+        except OSError:
+            is_whole = False
+        if not is_whole:
+            raise self._damaged(index)
 
     def numpy(self) -> Any:
         """Return all rows at once, float32 [N, k] or [N, C, k]; only for small sets such as queries."""
@@ -257,7 +250,7 @@ class FeatureStore:
         return filelock.FileLock(make_folder(self.folder / ".locks") / f"{index:05d}", blocking=False)
 
     def _path(self, index: int) -> Path:
-        return self.folder / f"shard-{index:05d}.safetensors"
+        return self.folder / _name(index)
 
     def _checked(self, index: int) -> tuple[str, list[int]]:
         """Return the checksum and the rows of zeros of a shard; raise an error if it is missing or damaged."""
@@ -295,17 +288,18 @@ class FeatureStore:
         """Return some rows of a shard in float32; raise an error if the shard is missing or damaged."""
         features = self._read(index, part)
         if features is None:
-            raise DtrakError(
-                f"{self._path(index)} is missing or damaged: run the command that made these features again"
-            )
+            raise self._damaged(index)
         return features.float()
+
+    def _damaged(self, index: int) -> DtrakError:
+        return DtrakError(f"{self._path(index)} is missing or damaged: run the command that made these features again")
 
 
 def fill(
     stores: Sequence[FeatureStore],
     compute: Callable[[range], Tensor],
     advance: Callable[[int], None],
-    share: "Share | None" = None,
+    share: Share | None = None,
 ) -> None:
     """Compute what is missing in stores of the same rows; `compute(rows)` returns float32 [stores, b, …, k].
 
@@ -361,7 +355,7 @@ def write_rows(stores: Sequence[FeatureStore], rows: range, features: Tensor) ->
                 store.write(index, its_features)
 
 
-def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None], share: "Share | None" = None) -> list[int]:
+def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None], share: Share | None = None) -> list[int]:
     """Return the shards that any of the stores lacks; call `advance` with the number of rows that all of them have."""
     _check_space(stores)
     rows_of = stores[0].shards
@@ -379,6 +373,10 @@ def _check_space(stores: Sequence[FeatureStore]) -> None:
         needed += store.manifest.bytes - written
         if needed > free:
             raise DtrakError(f"{store.folder} needs {needed / 1e6:,.0f} MB more, but its disk has {free / 1e6:,.0f} MB")
+
+
+def _name(index: int) -> str:
+    return f"shard-{index:05d}.safetensors"
 
 
 def _checksum(features: Tensor) -> str:

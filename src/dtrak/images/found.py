@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.images.pictures import Picture
@@ -11,8 +12,9 @@ IMAGE_EXTENSIONS = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".
 
 
 class FoundImages(NamedTuple):
-    """The images of a source; none of them is opened yet."""
+    """The images of a source; most sources have not opened them yet."""
 
     ids: NDArray[Any]  # [N] int64 or str
     columns: Mapping[str, NDArray[Any]]  # each [N]
     pictures: list[Picture]  # [N]
+    digests: NDArray[np.void] | None = None  # [N], if all contents were read already; then all have the same shape

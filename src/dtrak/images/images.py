@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dtrak.errors import DtrakError, UsageError, check_type
 from dtrak.images.found import FoundImages
 from dtrak.images.npz import check_header, described, widened
-from dtrak.images.pictures import Picture, common_shape, file_errors, regular
+from dtrak.images.pictures import DIGEST, Header, Picture, common_shape, file_errors, regular
 from dtrak.images.selection import Selection
 from dtrak.images.sources import find_source
 
@@ -45,6 +45,7 @@ class Images:
     _pictures: NDArray[np.object_]  # [N] of Picture
     _crop: int | None
     _size: int | None
+    _digests: NDArray[np.void] | None = None  # [N], of the contents, if they were read when the images were found
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -96,7 +97,8 @@ class Images:
         """
         chosen = list(indices)
         columns = {name: column[chosen] for name, column in self.columns.items()}
-        return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen])
+        digests = None if self._digests is None else self._digests[chosen]
+        return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen], _digests=digests)
 
     @property
     def transformation(self) -> tuple[int | None, int | None]:
@@ -116,7 +118,7 @@ class Images:
         """Return the same images with their final pixels in memory, for machines that do not have their files."""
         pixels = self.pixels(range(len(self)))
         pictures = [Picture(f"{self.source}, image {id_}", array) for id_, array in zip(self.ids, pixels, strict=True)]
-        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_), _crop=None, _size=None)
+        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_), _crop=None, _size=None, _digests=None)
 
     def positions(self, ids: Sequence[Any] | NDArray[Any], what: str) -> NDArray[np.int64]:
         """Return the positions [B] of `ids` in this set; an error says with `what` where the ids come from."""
@@ -137,7 +139,7 @@ class Images:
         pictures = [picture.by_name() for picture in self._pictures]
         if any(one is None for one in pictures):
             return None
-        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_))
+        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_), _digests=None)
 
     def loaded(self, digests: NDArray[np.void]) -> "Images":
         """Return the images with their content in memory; refuse one whose content does not have its digest [N]."""
@@ -145,7 +147,7 @@ class Images:
         for picture, digest in zip(self._pictures, digests, strict=True):
             with file_errors(picture.name, DtrakError):
                 content = picture.loaded()
-            if _digest(content)[:DIGEST_BYTES] != digest.tobytes():
+            if content.digest()[:DIGEST_BYTES] != digest.tobytes():
                 raise DtrakError(f"{picture.name} has changed since its features were begun: run the command again")
             pictures.append(content)
         return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_))
@@ -157,7 +159,7 @@ class Images:
 
     @property
     def digests(self) -> NDArray[np.void]:
-        """Bytes [N] that depend on the content of each image as it was when the fingerprint was computed."""
+        """Bytes [N] that depend on the content of each image as it was when it was read for the fingerprint."""
         return self._fingerprints[1]
 
     @cached_property
@@ -165,15 +167,14 @@ class Images:
         settings = json.dumps([self.ids.tolist(), self.shape, self._crop, self._size])
         of_all, digests = blake2b(settings.encode(), digest_size=8), np.empty(len(self), dtype=f"V{DIGEST_BYTES}")
         for row, picture in enumerate(self._pictures):
-            with file_errors(picture.name, DtrakError):
-                digest = _digest(picture)
+            if self._digests is not None:
+                digest = self._digests[row].tobytes()
+            else:
+                with file_errors(picture.name, DtrakError):
+                    digest = picture.digest()
             of_all.update(digest)
             digests[row] = digest[:DIGEST_BYTES]
         return of_all.hexdigest(), digests
-
-
-def _digest(picture: Picture) -> bytes:
-    return blake2b(picture.stored()).digest()
 
 
 def load_images(
@@ -212,8 +213,20 @@ def collected(
     """Return found images as a set, in their common shape."""
     if not found.pictures:
         raise UsageError(f"{source} holds no images")
-    shape = common_shape(found.pictures, size, crop, channels)
-    return Images(source, found.ids, found.columns, shape, np.fromiter(found.pictures, dtype=np.object_), crop, size)
+    headers, digests = _looked_at(found)
+    shape = common_shape(found.pictures, headers, size, crop, channels)
+    pictures = np.fromiter(found.pictures, dtype=np.object_)
+    return Images(source, found.ids, found.columns, shape, pictures, crop, size, digests)
+
+
+def _looked_at(found: FoundImages) -> tuple[list[Header], NDArray[np.void] | None]:
+    """Return the headers of all images, and their digests if all contents had to be read for that: once is enough."""
+    if found.digests is not None:
+        return [found.pictures[0].header()] * len(found.pictures), found.digests
+    looked = [picture.looked_at() for picture in found.pictures]
+    read = [digest for _, digest in looked if digest is not None]
+    digests = np.frombuffer(b"".join(read), dtype=DIGEST) if len(read) == len(looked) else None
+    return [header for header, _ in looked], digests
 
 
 def images_by_id(

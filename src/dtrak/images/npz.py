@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 from dtrak.errors import UsageError
 from dtrak.images.found import FoundImages
 from dtrak.images.metadata import LARGEST_INT64
-from dtrak.images.pictures import Content, Picture, file_errors
+from dtrak.images.pictures import DIGEST, Content, Picture, digest_of, file_errors
 from dtrak.images.rows import IMAGES, PixelRow, PixelRows, read_header
 
 PROMPT_OR_SEED = ("prompt", "caption", "text", "seed")  # keys that a model's prompts or noise come from
 RESERVED = ("images", "ids", "labels", "label_names")  # keys that are not columns
-CHECKED_BYTES = 1 << 20  # that are read at a time for the checksum
 
 
 def npz_file(path: str) -> FoundImages:
     """Find the images of an .npz file."""
-    arrays, rows = _opened(path)
+    arrays, rows, digests = _opened(path)
 
     def refuse(key: str, right: str) -> NoReturn:
         found = described(arrays[key]) if key in arrays else f"missing (there are: {', '.join(arrays)})"
@@ -69,7 +68,7 @@ def npz_file(path: str) -> FoundImages:
             if labels.dtype.kind != "i" or not np.isin(labels, np.arange(len(names))).all():
                 refuse("labels", f"integers from 0 to {len(names) - 1}, as there are {len(names)} label_names")
             columns["label"] = names[labels]
-    return FoundImages(ids, columns, _pictures(path, images))
+    return FoundImages(ids, columns, _pictures(path, images), digests)
 
 
 def _pictures(path: str, images: NDArray[np.uint8] | PixelRows) -> list[Picture]:
@@ -88,8 +87,8 @@ def _pictures(path: str, images: NDArray[np.uint8] | PixelRows) -> list[Picture]
     ]
 
 
-def _opened(path: str) -> tuple[dict[str, NDArray[Any] | None], PixelRows | None]:
-    """Read the arrays by key, but for images that can be read one by one: these are returned apart.
+def _opened(path: str) -> tuple[dict[str, NDArray[Any] | None], PixelRows | None, NDArray[np.void] | None]:
+    """Read the arrays by key, but for images that can be read one by one: these and their digests are returned apart.
 
     An array is None if it is not an array, or needs pickle, which could run foreign code.
     """
@@ -97,7 +96,7 @@ def _opened(path: str) -> tuple[dict[str, NDArray[Any] | None], PixelRows | None
         raise UsageError(f"{path} is not an .npz file, or it is damaged")
     arrays: dict[str, NDArray[Any] | None] = {}
     with file_errors(path, UsageError), np.load(path, allow_pickle=False) as archive:
-        images = _in_place(path, archive.zip)
+        images, digests = _in_place(path, archive.zip)
         keys = [key for key in archive.files if images is None or key != "images"]
         sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.zip.infolist()}
         needed = sum(sizes[key] for key in keys)
@@ -114,25 +113,31 @@ def _opened(path: str) -> tuple[dict[str, NDArray[Any] | None], PixelRows | None
                     raise
                 array = None
             arrays[key] = array if isinstance(array, np.ndarray) else None
-    return arrays, images
+    return arrays, images, digests
 
 
-def _in_place(path: str, archive: zipfile.ZipFile) -> PixelRows | None:
-    """Return images that can be read one by one, as they are not compressed; None if all have to be read at once."""
+def _in_place(path: str, archive: zipfile.ZipFile) -> tuple[PixelRows, NDArray[np.void]] | tuple[None, None]:
+    """Return images that can be read one by one, as they are not compressed, and their digests [N].
+
+    Return None if all have to be read at once.
+    """
     if IMAGES not in archive.namelist():
-        return None
+        return None, None
     member = archive.getinfo(IMAGES)
     if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
-        return None
+        return None, None
     with archive.open(member) as file:
         check_header(file, member.file_size)
         shape, is_by_columns, dtype = read_header(file)
     if is_by_columns or not _are_pixels(shape, dtype) or 0 in shape[1:]:
-        return None
+        return None, None
+    digests, size = np.empty(shape[0], dtype=DIGEST), math.prod(shape[1:])
     with archive.open(member) as file:
-        while file.read(CHECKED_BYTES):
-            pass  # at the end, zipfile compares the checksum
-    return PixelRows(path)
+        read_header(file)
+        for row in range(shape[0]):
+            digests[row] = digest_of(file.read(size))
+        file.read()  # at the end, zipfile compares the checksum
+    return PixelRows(path), digests
 
 
 def _are_pixels(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:

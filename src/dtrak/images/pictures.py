@@ -5,6 +5,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
 
@@ -16,9 +17,13 @@ from dtrak.errors import DtrakError, UsageError
 
 GREY_MODES = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N")
 SIDEWAYS = (5, 6, 7, 8)  # the EXIF orientations that swap width and height
+DIGEST = "V64"  # the type of a digest in an array
 
 
 Content = bytes | NDArray[np.uint8]  # an encoded image, or pixels [H, W, C]
+
+
+Header = tuple[str, tuple[int, int]]  # Pillow's mode, and (width, height) of the upright image
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +34,10 @@ class Picture:
     place: Path | Content | Callable[[], Content]
     elsewhere: Callable[[], Content] | None = None  # reads it in another process, which opens its source by name
 
-    def stored(self) -> bytes:
-        """Return the bytes as they are stored, for a fingerprint."""
+    def digest(self) -> bytes:
+        """Return 64 bytes that depend on the content as it is stored, for a fingerprint."""
         content = self._content()
-        return content.tobytes() if isinstance(content, np.ndarray) else content
+        return digest_of(content.tobytes() if isinstance(content, np.ndarray) else content)
 
     def _content(self) -> Content:
         if isinstance(self.place, Path):
@@ -63,7 +68,15 @@ class Picture:
         with file_errors(self.name, DtrakError), self.open() as image:
             return transformed(image, channels, crop, size)
 
-    def header(self) -> tuple[str, tuple[int, int]]:
+    def looked_at(self) -> tuple[Header, bytes | None]:
+        """Return the header, and the digest if the header cannot be read without the whole content."""
+        if not callable(self.place):
+            return self.header(), None
+        with file_errors(self.name, UsageError):
+            there = self.loaded()
+        return there.header(), there.digest()
+
+    def header(self) -> Header:
         """Return Pillow's mode, and the (width, height) of the upright image."""
         with file_errors(self.name, UsageError), self.open() as image:
             # The base class reads only the header; PNG's getexif decodes all pixels. The size of a TIFF is upright.
@@ -72,11 +85,18 @@ class Picture:
             return image.mode, (image.height, image.width) if sideways else image.size
 
 
+def digest_of(content: bytes) -> bytes:
+    return blake2b(content).digest()
+
+
 def common_shape(
-    pictures: Sequence[Picture], size: int | None, crop: int | None, channels: int | None
+    pictures: Sequence[Picture],
+    headers: Sequence[Header],
+    size: int | None,
+    crop: int | None,
+    channels: int | None,
 ) -> tuple[int, int, int]:
     """Return the shape (C, H, W) that all `pictures` have after `transformed`; refuse pictures that do not fit."""
-    headers = [picture.header() for picture in pictures]
     first_size = headers[0][1]
     for picture, (mode, (width, height)) in zip(pictures, headers, strict=True):
         if mode in ("I", "F"):

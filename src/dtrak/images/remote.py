@@ -32,7 +32,11 @@ def remote_folder(source: str) -> FoundImages:
 
     with file_errors(source, UsageError):
         system, root = fsspec.core.url_to_fs(source)
-        files = {PurePosixPath(path): PurePosixPath(path).relative_to(root) for path in system.find(root)}
+        found = [PurePosixPath(path) for path in system.find(root)]
+        above = PurePosixPath(root)
+        if found == [above]:
+            above = above.parent  # the address is that of an image
+        files = {path: path.relative_to(above) for path in found}
     visible = {path: name for path, name in files.items() if not any(part.startswith(".") for part in name.parts)}
     images = sorted(path for path in visible if path.suffix.lower() in IMAGE_EXTENSIONS)
     if not images:

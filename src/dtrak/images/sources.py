@@ -38,7 +38,8 @@ def find_source(source: str, select: Selection | None = None) -> FoundImages:
         return found
     rows = chosen_rows(found.columns.get("label"), len(found.pictures), select, source)
     columns = {name: column[rows] for name, column in found.columns.items()}
-    return FoundImages(found.ids[rows], columns, [found.pictures[row] for row in rows])
+    digests = None if found.digests is None else found.digests[rows]
+    return FoundImages(found.ids[rows], columns, [found.pictures[row] for row in rows], digests)
 
 
 def _find(source: str) -> FoundImages:

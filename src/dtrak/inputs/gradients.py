@@ -138,13 +138,14 @@ class Gradients(Source):
     def _training(self, task: Task, train: Stores, objective: str, first: TrainingKernel | None) -> TrainingKernel:
         """Return the kernel of an objective. It is kept if there is one model; several could fill the memory."""
 
-        fits = {of: kept_fit(self.preconditioner, store) for of, store in train.items()}
-
-        def kernel(of: str) -> Preconditioner:
-            key = ("kernel", self.preconditioner, of)
-            return task.once_for_training(key, fits[of]) if self.models == "final" else fits[of]()
-
         def make() -> TrainingKernel:
+            # made here, as it looks at every file of the stores: a search in an index asks again for each picture
+            fits = {of: kept_fit(self.preconditioner, store) for of, store in train.items()}
+
+            def kernel(of: str) -> Preconditioner:
+                key = ("kernel", self.preconditioner, of)
+                return task.once_for_training(key, fits[of]) if self.models == "final" else fits[of]()
+
             other = compared_objective(objective)
             compares = first is None and other in train
             automatic = partial(damping_by_agreement, compared=partial(kernel, other)) if compares else None

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dtrak.engines import Engine
-from dtrak.features.store import Cost, Share
+from dtrak.features.shares import Share
+from dtrak.features.store import Cost
 from dtrak.images.images import Images
 from dtrak.inputs.needs import GradientKind, NeededGradients
 from dtrak.inputs.settings import Settings

@@ -183,8 +183,9 @@ def scores_of_others(kernel: Preconditioner, rows: NDArray[np.int64], dimensions
     """
     coordinates, compared = kernel.train_coordinates(rows), compared_images(len(kernel))
     dampings = [damping_of_dimension(kernel, one) for one in dimensions]
-    parts = [np.stack([kernel.scores(coordinates, damping, one) for damping in dampings]) for one in compared]
-    found = np.concatenate(parts, axis=2)
+    found = np.empty((len(dampings), len(rows), sum(one.stop - one.start for one in compared)), dtype=np.float32)
+    for target, damping in zip(found, dampings, strict=True):  # a kernel keeps what it has solved for the last λ
+        np.concatenate([kernel.scores(coordinates, damping, one) for one in compared], axis=1, out=target)
     positions = np.concatenate([np.arange(one.start, one.stop) for one in compared])
     found[:, rows[:, None] == positions] = np.nan
     found -= np.nanmean(found, axis=2, keepdims=True)

@@ -12,7 +12,7 @@ scores are products in float32 with (ΦᵀΦ + λI)⁻¹φ(x), which is computed
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -39,6 +39,7 @@ class RidgeKernel:
     dual: Array | None  # e [N, r] in the dual form, None in the primal form
     images: int  # how many training images have a feature; images that were left out have zeros and do not count
     features: Rows
+    _last: list[Any] = field(init=False, default_factory=list)  # coordinates, λ, and what was solved for them
 
     @classmethod
     def opened(cls, arrays: Mapping[str, NDArray[Any]], features: Rows) -> "RidgeKernel":
@@ -97,16 +98,26 @@ class RidgeKernel:
 
     def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> NDArray[np.float32]:
         """Return τ [Q, N] for an absolute λ, from the coordinates of the queries."""
-        weighted = coordinates / (self.eigenvalues + damping)
         if self.train is not None:
-            return np.asarray(weighted @ self.train[train].T, dtype=np.float32)
-        assert self.directions is not None
-        back = torch.from_numpy(np.asarray(weighted @ self.directions.T, dtype=np.float32))  # (ΦᵀΦ + λI)⁻¹φ(x)
+            return np.asarray(coordinates / (self.eigenvalues + damping) @ self.train[train].T, dtype=np.float32)
+        back = self._solved(coordinates, damping)
         scores = np.empty((len(back), len(range(len(self))[train])), dtype=np.float32)
         first = range(len(self))[train].start
         for rows, block in self.features.blocks(range(len(self))[train]):
             scores[:, rows.start - first : rows.stop - first] = (back @ block.T).numpy()
         return scores
+
+    def _solved(self, coordinates: Array, damping: float) -> Tensor:
+        """Return (ΦᵀΦ + λI)⁻¹φ(x) [Q, k] in float32.
+
+        The last result is kept: rules for λ ask about a hundred stretches of training images, one after the other.
+        """
+        if not self._last or self._last[0] is not coordinates or self._last[1] != damping:
+            assert self.directions is not None
+            back = np.asarray(coordinates / (self.eigenvalues + damping) @ self.directions.T, dtype=np.float32)
+            self._last[:] = coordinates, damping, torch.from_numpy(back)
+        found: Tensor = self._last[2]
+        return found
 
     def self_influence(self, damping: float, train: slice = EVERY) -> Array:
         """Return τ(x^n)_n = Σ_r e_nr² / (s_r + λ), [N], the leverage of each training image, from 0 to 1."""
