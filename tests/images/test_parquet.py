@@ -103,7 +103,7 @@ def test_what_is_wrong_is_said_in_one_line(folder: Path, tmp_path: Path) -> None
     path.write_bytes(path.read_bytes()[:-100])
     refused(lambda: load_images(f"parquet:{folder}"), f"cannot read {path.as_uri()}: Parquet magic bytes not found")
     path.unlink()
-    message = refused(lambda: images.fingerprint, kind=DtrakError)
+    message = refused(lambda: images.pixels([5]), kind=DtrakError)
     assert message == f"cannot read parquet:{folder}, row 5: No such file or directory"
     pq.write_table(pa.table({"text": ["a"]}), path)
     refused(lambda: load_images(f"parquet:{path}"), "has no image column, only text")
