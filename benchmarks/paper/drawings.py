@@ -66,7 +66,7 @@ def frontier(choices: list[Choice]) -> list[Choice]:
 
 
 def cost_figure(choices: list[Choice], default: str) -> Figure:
-    """Crosses are choices with own noise; names are those of the frontier and of the default."""
+    """Crosses are choices with own noise; names are those of large steps of the frontier and of the default."""
     figure = Figure(figsize=(8, 5.4), layout="constrained")
     axes = figure.subplots()
     for one in choices:
@@ -78,11 +78,14 @@ def cost_figure(choices: list[Choice], default: str) -> Figure:
     best = frontier(choices)
     x, y = zip(*(one.place for one in best), strict=True)
     axes.step(x, y, where="post", color="#888", lw=1, label="frontier: nothing cheaper is better")
+    named = 0.0  # the LDS of the last choice that has its name beside it
+    for one in best:
+        if one.lds.mean > named + 3 * one.lds.std and one.name != default:
+            axes.annotate(one.name, one.place, (-5, 5), textcoords="offset points", fontsize=8, ha="right")
+            named = one.lds.mean
     for one in choices:
         if one.name == default:
-            axes.annotate(f"the default: {one.name}", one.place, (7, 4), textcoords="offset points", fontsize=8)
-        elif one in best:
-            axes.annotate(one.name, one.place, (-5, 5), textcoords="offset points", fontsize=8, ha="right")
+            axes.annotate(f"the default: {one.name}", one.place, (0, 9), textcoords="offset points", fontsize=8)
     axes.set(xscale="log", xlabel="seconds of one core for the features", ylabel="LDS, %", xlim=(LEAST / 4, None))
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
