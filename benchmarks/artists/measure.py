@@ -1,14 +1,14 @@
-"""Measure how far the credit of the artists' LoRA can be trusted: which prompt, which parameters, which way of adding.
+"""Measure how far the credit of the artists' LoRA can be trusted: which method, prompt, parameters, way of adding.
 
     dtrak run artists.yaml --out run
-    dtrak evaluate lds run --keep-models            # 64 halves, two seeds
+    dtrak evaluate lds run --keep-models            # 64 halves, three seeds
     dtrak evaluate credit run --by artist --seeds 3 # leaves each artist out
     python benchmarks/artists/measure.py run measured.json
 
 Scores of the generated pictures are compared with the models of both evaluations, which must exist. `lds` is the LDS,
 `rank`, `first` and `off` compare credit with the loss of models without an artist, and `picture` with the pictures that
 they draw (see `dtrak evaluate credit`). The losses and the pictures are always those of the prompt that a picture was
-drawn with.
+drawn with. For pictures drawn without guidance, `lds` and `ceiling` come from the models of the first evaluation.
 """
 
 import argparse
@@ -26,16 +26,30 @@ from dtrak.attribution.scores import Scores
 from dtrak.engines import make_engine
 from dtrak.evaluation.credit import agreement, interval, true_shares
 from dtrak.evaluation.groups import LeftOut, leave_groups_out
-from dtrak.evaluation.lds import evaluate_lds
+from dtrak.evaluation.jobs import TrainingJob
+from dtrak.evaluation.lds import ceiling, evaluate_lds
+from dtrak.evaluation.outputs import model_outputs
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.evaluation.run_evaluation import queries_of
+from dtrak.features.trajectories import seeds_of
+from dtrak.files import as_npy, as_npz, write_bytes
+from dtrak.gradients.timesteps import select_timesteps
+from dtrak.images.images import Images, load_images
 from dtrak.inputs.benchmark import Benchmark
 from dtrak.kernels.damping import GRIDS
+from dtrak.models import load_model
+from dtrak.models.prompts import PROMPT
+from dtrak.models.sampling import sample, to_pixels
 from dtrak.runs.run import BENCHMARK, Run
 from dtrak.tables import Cell, Entry, Table
 
 BY = "artist"
-PARAMETERS = {"the whole LoRA": None, "self-attention": "attn1.*lora_", "cross-attention": "attn2.*lora_"}
+PARAMETERS = {
+    "the whole LoRA": None,
+    "self-attention": "attn1.*lora_",
+    "cross-attention": "attn2.*lora_",
+    "the whole U-Net": "all",
+}
 ENCODER = "efficientnet-lite0"
 METHODS = "random,raw-pixel-cosine,clip-cosine,gradient-cosine,trak,d-trak,mixed-trak,das,nda,step-trak"
 
@@ -52,12 +66,15 @@ class Measured:
         self.left_out: LeftOut = leave_groups_out(run, BY, settings, make_engine("process"), queries)
         self.effects = self.left_out.effects("generated").mean(0)
         self.distances = self.left_out.distances().mean(0)
-        self.prompts: list[str] = self.pictures.columns["prompt"].tolist()
+        self.prompts: list[str] = self.pictures.columns[PROMPT].tolist()
         self.artists: list[str] = self.left_out.groups.tolist()
 
-    def scores(self, prompts: list[str], method: str = "step-trak", **settings: Any) -> Scores:
-        """Score the pictures with other prompts."""
-        asked = replace(self.pictures, columns={**self.pictures.columns, "prompt": np.array(prompts, dtype=object)})
+    def scores(
+        self, prompts: list[str], method: str = "step-trak", pictures: Images | None = None, **settings: Any
+    ) -> Scores:
+        """Score the run's pictures, or others, with some prompts."""
+        shown = self.pictures if pictures is None else pictures
+        asked = replace(shown, columns={**shown.columns, PROMPT: np.array(prompts, dtype=object)})
         made_with = [str(settings[name]).replace("*", "") for name in ("parameters", "timesteps") if settings.get(name)]
         folder = self.cache / ("-".join(made_with) or "all")
         return attribute(
@@ -157,6 +174,42 @@ def method_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[st
         yield method, of.row(of.scores(of.prompts, method, encoder=ENCODER))
 
 
+def guidance_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the LDS of the pictures, and of those drawn from the same seeds and prompts without guidance."""
+    masks, without = of.benchmark.masks, drawn_without_guidance(of)
+    losses = {"guided": of.benchmark.losses("generated"), "not guided": losses_of(of, without)}
+    for method in methods:
+        for name, pictures in {"guided": of.pictures, "not guided": without}.items():
+            scores = of.scores(of.prompts, method, pictures)
+            found, top = evaluate_lds(scores.values, masks, losses[name]), ceiling(losses[name])
+            yield f"{method}, {name}", {"lds": [found.mean, found.low, found.high], "ceiling": top}
+
+
+def drawn_without_guidance(of: Measured) -> Images:
+    """Draw the pictures again, with guidance 1."""
+    path = of.cache / "without-guidance.npz"
+    if not path.exists():
+        seeds, steps = seeds_of(of.pictures), of.run.recipe.generation.steps
+        drawn = to_pixels(sample(of.model, seeds, steps, False, of.prompts, 1.0).pictures.cpu())
+        write_bytes(path, as_npz({"images": drawn.numpy(), PROMPT: np.array(of.prompts)}))
+    return load_images(str(path))
+
+
+def losses_of(of: Measured, queries: Images) -> NDArray[np.float32]:
+    """Compute L_Simple [M, S, Q] of other queries under the models that the benchmark has kept."""
+    path = of.cache / "losses-without-guidance.npy"
+    if not path.exists():
+        settings = RetrainingSettings.resumed(of.benchmark.folder, of.run.recipe.evaluation, {})
+        timesteps = select_timesteps(settings.timesteps or of.model.timesteps, of.model.timesteps)
+        losses = np.empty((settings.subsets, settings.seeds, len(queries)), dtype=np.float32)
+        for subset, seed in np.ndindex(*losses.shape[:2]):
+            model = load_model(str(of.benchmark.folder / "retrained" / str(TrainingJob(subset, seed))))
+            losses[subset, seed] = model_outputs(model, queries, timesteps, settings.noises, settings.seed)["simple"]
+        write_bytes(path, as_npy(losses))
+    found: NDArray[np.float32] = np.load(path)
+    return found
+
+
 def setting_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what more timesteps give, and the λ that has most LDS in hindsight."""
     for method in methods:
@@ -177,12 +230,15 @@ def _highest(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
 
 
 def table(caption: str, rows: dict[str, dict[str, Any]]) -> Table:
-    names = ("lds", "rank", "first", "off", "picture")
+    kinds = ("lds", "ceiling", "rank", "first", "off", "picture")
+    names = [name for name in kinds if all(name in row for row in rows.values())]
 
-    def entries(row: dict[str, Any]) -> list[Entry]:
-        return [Cell(row[name][0], f"{row[name][0]:.1f} ({row[name][1]:.0f}–{row[name][2]:.0f})") for name in names]
+    def entry(value: float | list[float]) -> Entry:
+        if isinstance(value, float):
+            return Cell(value, f"{value:.1f}")
+        return Cell(value[0], f"{value[0]:.1f} ({value[1]:.0f}–{value[2]:.0f})")
 
-    return Table(["", *names], [[name, *entries(row)] for name, row in rows.items()], caption)
+    return Table(["", *names], [[name, *(entry(row[one]) for one in names)] for name, row in rows.items()], caption)
 
 
 def main() -> None:
@@ -192,7 +248,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="of the trainings without an artist (default: 3)")
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument(
-        "--parts", default="methods,adding,prompts,parameters,settings", help="what to measure (default: all)"
+        "--parts", default="methods,adding,prompts,parameters,guidance,settings", help="what to measure (default: all)"
     )
     args = parser.parse_args()
     of = Measured(Run.open(args.run), args.seeds, args.run / "features" / "measured")
@@ -201,6 +257,7 @@ def main() -> None:
         "adding": lambda: adding_rows(of),
         "prompts": lambda: prompt_rows(of),
         "parameters": lambda: parameter_rows(of),
+        "guidance": lambda: guidance_rows(of, ["step-trak", "trak", "d-trak"]),
         "settings": lambda: setting_rows(of, ["step-trak", "trak", "d-trak"]),
     }
     found: dict[str, Any] = {

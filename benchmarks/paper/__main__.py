@@ -53,6 +53,7 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "variants": copies.variants,
     "leads": leads.leads,
     "successors": successors.successors,
+    "every-method": successors.every_method,
     "mixtures": choices.mixtures,
     "projections": choices.projections,
     "parameters": choices.parameters,

@@ -14,7 +14,6 @@ from dtrak.evaluation.lds import ceiling, mean_losses, spearman
 from dtrak.figures import proponents_and_opponents
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.inputs.benchmark import Benchmark
-from dtrak.runs.run import Run
 from dtrak.tables import Cell, Entry, Table
 
 Finding = Iterator[Table | Drawing]
@@ -27,6 +26,7 @@ FREE = (
     *("relative-if", "renormalized-if", "trak", "d-trak", "mixed-trak"),
 )
 SHOWN, TOP = 4, 5  # pictures, and images for each
+SAID = {10: "", 100: ", K = 100"}  # what the captions of tables say of their timesteps
 
 
 def constructions(study: Study) -> Finding:
@@ -80,8 +80,7 @@ def retraining(study: Study) -> Finding:
 
 def _retraining_of_others(study: Study, others: Benchmark) -> Finding:
     """Methods that learn from S other models than those of the benchmark, reported on all of it, as in the paper."""
-    assert study.run is not None
-    drawn = {"ddim_steps": Run.open(study.run).recipe.generation.steps}  # for the trajectories of journey-trak
+    drawn = {"ddim_steps": study.drawn_in}
     for kind in study.query_kinds:
         rows, columns = list[list[Entry]](), (10, 100)
         ensembles = ["trak-ensemble", "d-trak-ensemble", *(["journey-trak-ensemble"] if kind == "generated" else [])]
@@ -102,14 +101,15 @@ def outputs(study: Study) -> Finding:
     """Whether a construction of φ predicts one output F of retrained models better than others."""
     if not (study.benchmark.folder / "outputs").exists():
         return
-    study.features(list(OBJECTIVES), timesteps=10)
-    for kind in study.query_kinds:
-        rows: list[list[Entry]] = []
-        for output in OBJECTIVES:
-            found = [_of_objective(study, name, kind, timesteps=10, output=output).cell for name in OBJECTIVES]
-            rows.append([f"F = {output}", *_of_losses(study.benchmark, kind, output), *found])
-        heads = ["output", "ceiling", "ρ with the loss", *(f"φ = {name}" for name in OBJECTIVES)]
-        yield Table(heads, rows, f"Output and construction, {kind} queries")
+    for k, said in SAID.items():
+        study.features(list(OBJECTIVES), timesteps=k)
+        for kind in study.query_kinds:
+            rows: list[list[Entry]] = []
+            for output in OBJECTIVES:
+                found = [_of_objective(study, name, kind, timesteps=k, output=output).cell for name in OBJECTIVES]
+                rows.append([f"F = {output}", *_of_losses(study.benchmark, kind, output), *found])
+            heads = ["output", "ceiling", "ρ with the loss", *(f"φ = {name}" for name in OBJECTIVES)]
+            yield Table(heads, rows, f"Output and construction{said}, {kind} queries")
     for kind in study.query_kinds:
         yield _mean_prediction(study, kind)
 
@@ -140,7 +140,9 @@ def _mean_prediction(study: Study, kind: str) -> Table:
 
 def ablations(study: Study) -> Finding:
     """Dimensions, noises against timesteps, uniform against cumulative ones, checkpoints."""
-    yield ablation(study, "k", {f"{k:,}": {"projection_dim": k} for k in (128, 512, 2048, 4096, 8192)})
+    for k in SAID:
+        dimensions = {f"{dim:,}": {"projection_dim": dim} for dim in (128, 512, 2048, 4096, 8192)}
+        yield ablation(study, "k", dimensions, k=k)
     ways = {"100 × 1": (100, 1), "50 × 2": (50, 2), "20 × 5": (20, 5), "10 × 10": (10, 10)}
     yield ablation(study, "timesteps × noises", {name: {"timesteps": k, "draws": z} for name, (k, z) in ways.items()})
     spread = {f"uniform, K = {k}": k for k in (10, 100)} | {
@@ -149,7 +151,7 @@ def ablations(study: Study) -> Finding:
     yield ablation(study, "timesteps", {name: {"timesteps": one} for name, one in spread.items()})
     if study.run is not None:
         found = sorted(path for path in (study.run / "checkpoints").iterdir() if path.is_dir())
-        yield ablation(study, "checkpoint", {path.name: {"model": path} for path in found})
+        yield from (ablation(study, "checkpoint", {path.name: {"model": path} for path in found}, k=k) for k in SAID)
 
 
 def counterfactuals(study: Study) -> Finding:
@@ -165,9 +167,29 @@ def counterfactuals(study: Study) -> Finding:
         ]
         heads = [f"without {removed} images by", f"ℓ2 of {pictures} pictures: median (quartiles)", "cosine"]
         yield Table(heads, rows, f"Counterfactuals: {where}")
+        yield from (_paired(content["methods"], distance, where) for distance in ("l2", "cosine"))
         for drawing in sorted(path.parent.glob("*.png")):
             at = "" if step is None else f"step-{step}-"
             yield Drawing(f"counterfactual-{at}{drawing.stem}", drawing)
+
+
+def _paired(methods: Mapping[str, Any], distance: str, where: str) -> Table:
+    """The row's distance less the column's: mean over the same pictures with its standard error, and how often above 0.
+
+    Methods stand in the order of what they change, so that a row's method is compared with those before it.
+    """
+    values = {name: np.array(one[distance]["per_query"]) for name, one in methods.items()}
+    order = sorted(values, key=lambda name: values[name].mean(), reverse=distance == "cosine")
+    rows: list[list[Entry]] = []
+    for place, name in enumerate(order[1:], 1):
+        differences = [values[name] - values[other] for other in order[:place]]
+        cells = [
+            Cell(float(one.mean()), f"{one.mean():+.3g} ± {one.std(ddof=1) / len(one) ** 0.5:.2g} ({(one > 0).sum()})")
+            for one in differences
+        ]
+        rows.append([name, *cells, *[MISSING] * (len(order) - 1 - place)])
+    label = {"l2": "ℓ2", "cosine": "cosine"}[distance]
+    return Table([f"{label} less that of", *order[:-1]], rows, f"Paired differences of {label}: {where}")
 
 
 def pictures(study: Study) -> Finding:
@@ -188,15 +210,15 @@ def pictures(study: Study) -> Finding:
 
 
 def ablation(
-    study: Study, what: str, choices: Mapping[str, Mapping[str, Any]], names: tuple[str, ...] = KERNELS
+    study: Study, what: str, choices: Mapping[str, Mapping[str, Any]], names: tuple[str, ...] = KERNELS, k: int = 10
 ) -> Table:
-    """Some methods with different settings, at K = 10 unless they say otherwise."""
+    """Some methods with different settings, with K timesteps unless the settings say otherwise."""
     rows: list[list[Entry]] = []
     for choice, settings in choices.items():
-        found = [study.measure(names, queries=kind, **{"timesteps": 10, **settings}) for kind in study.query_kinds]
+        found = [study.measure(names, queries=kind, **{"timesteps": k, **settings}) for kind in study.query_kinds]
         rows.append([choice, *(one[method].cell for one in found for method in names)])
     heads = [f"{method}, {kind}" for kind in study.query_kinds for method in names]
-    return Table([what, *heads], rows, f"LDS against {what}")
+    return Table([what, *heads], rows, f"LDS against {what}{SAID[k]}")
 
 
 def _of_objectives(study: Study, objectives: list[str], timesteps: tuple[int, ...]) -> Table:

@@ -27,7 +27,7 @@ from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.methods import get_method
 from dtrak.models import load_model
 from dtrak.noise import stable_hash
-from dtrak.runs.run import RETRAINED
+from dtrak.runs.run import RETRAINED, Run
 from dtrak.tables import Cell
 
 ENCODER = "efficientnet-lite0"  # comes with the installation
@@ -74,6 +74,11 @@ class Study:
     def checkpoints(self) -> dict[str, Path]:
         """The setting with which methods that need checkpoints find them, where there are some."""
         return {} if self.run is None else {"checkpoints": self.run / "checkpoints"}
+
+    @property
+    def drawn_in(self) -> int | None:
+        """DDIM steps of the generated pictures, for methods that follow their trajectories."""
+        return None if self.run is None else Run.open(self.run).recipe.generation.steps
 
     @property
     def others(self) -> Benchmark | None:

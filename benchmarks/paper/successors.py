@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
-from findings import Finding
+from findings import FREE, JOURNEY, OF_CHECKPOINTS, Finding
 from study import MISSING, Array, Study
 
 from dtrak.features.inputs import model_inputs
@@ -18,6 +18,7 @@ from dtrak.tables import Cell, Entry, Table
 SUCCESSORS = ("retrac", "nda", "das", "ek-fac")
 COMPARED = ("d-trak", "step-trak")
 EVEN = "middle:10"  # timesteps of the successors that take every copy for itself: step-trak's own are not theirs
+OF_COPIES = ("retrac", "nda", "das")
 # Whether scores are squared, times the residuals, and over 1 − leverage
 PARTS: dict[str, tuple[bool, bool, bool]] = {
     "das": (True, True, True),
@@ -43,12 +44,26 @@ def successors(study: Study) -> Finding:
     yield Table(["scores", *study.query_kinds], parts, "das part by part, the best λ in hindsight")
 
 
-def _cell(study: Study, method: str, kind: str, damping: str) -> Cell:
-    checkpoints = study.checkpoints if method == "retrac" else {}
-    if method == "retrac" and not checkpoints:
+def every_method(study: Study) -> Finding:
+    """Every method that needs no retrained model, the paper's and later ones, with λ by rule and with the best λ."""
+    columns = [(k, damping) for k in (10, 100) for damping in ("auto", "best")]
+    for kind in study.query_kinds:
+        names = [*FREE, *([JOURNEY] if kind == "generated" else []), *SUCCESSORS, "step-trak"]
+        rows: list[list[Entry]] = [
+            [name, *(_cell(study, name, kind, damping, k) for k, damping in columns)] for name in names
+        ]
+        heads = [f"K = {k}, {'λ by rule' if damping == 'auto' else 'the best λ'}" for k, damping in columns]
+        yield Table(["method", *heads], rows, f"Every method, {kind} queries")
+
+
+def _cell(study: Study, method: str, kind: str, damping: str, k: int = 10) -> Cell:
+    needs_checkpoints = method in ("retrac", *OF_CHECKPOINTS)
+    if needs_checkpoints and not study.checkpoints:
         return MISSING
-    timesteps = EVEN if method in ("retrac", "nda", "das") else 10
-    return study.measure((method,), queries=kind, timesteps=timesteps, damping=damping, **checkpoints)[method].cell
+    more = study.checkpoints if needs_checkpoints else {}
+    more |= {"ddim_steps": study.drawn_in} if method == JOURNEY else {}
+    timesteps = f"middle:{k}" if method in OF_COPIES else k
+    return study.measure((method,), queries=kind, timesteps=timesteps, damping=damping, **more)[method].cell
 
 
 def _scores_of_parts(study: Study) -> Callable[[dict[str, Array], list[str]], dict[str, dict[str, list[Array]]]]:
