@@ -39,9 +39,10 @@ results: .venv/installed-dev
 	$(BIN)/dtrak generate runs/digits --count 100
 	$(BIN)/dtrak evaluate lds runs/digits --subsets 64 --seeds 3 --output-timesteps 100 --output-noises 1 \
 		--keep-models --method random --engine pool
-	$(BIN)/dtrak evaluate counterfactual runs/digits --count 6 --method random,trak,d-trak,mixed-trak \
+	$(BIN)/dtrak evaluate counterfactual runs/digits --count 24 --method random,trak,d-trak,mixed-trak,step-trak \
 		--encoder efficientnet-lite0 --engine pool
-	$(BIN)/dtrak evaluate counterfactual runs/digits --count 6 --method random,trak,d-trak,mixed-trak,journey-trak \
+	$(BIN)/dtrak evaluate counterfactual runs/digits --count 24 \
+		--method random,trak,d-trak,mixed-trak,step-trak,journey-trak \
 		--step 400,300 --encoder efficientnet-lite0 --engine pool
 	$(BIN)/python benchmarks/paper digits=runs/digits/benchmark $(if $(CIFAR2),cifar2-16px=$(CIFAR2)) \
 		--run digits=runs/digits

@@ -15,6 +15,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,11 @@ from dtrak.kernels.damping import GRIDS
 from dtrak.models import load_model
 from dtrak.models.prompts import PROMPT
 from dtrak.models.sampling import sample, to_pixels
+from dtrak.noise import stream
 from dtrak.runs.run import BENCHMARK, Run
 from dtrak.tables import Cell, Entry, Table
+
+Floats = NDArray[np.float64]
 
 BY = "artist"
 PARAMETERS = {
@@ -50,8 +54,12 @@ PARAMETERS = {
     "cross-attention": "attn2.*lora_",
     "the whole U-Net": "all",
 }
+CALIBRATED = (0, 0.1, 0.2, 0.4, 0.6, 0.8, 1)  # edges of the shares of credit that are averaged
 ENCODER = "efficientnet-lite0"
-METHODS = "random,raw-pixel-cosine,clip-cosine,gradient-cosine,trak,d-trak,mixed-trak,das,nda,step-trak"
+METHODS = [
+    *("random", "clip-cosine", "raw-pixel-cosine", "nda", "gradient-cosine", "trak", "d-trak", "mixed-trak", "das"),
+    *("ek-fac", "step-trak"),
+]
 
 
 class Measured:
@@ -88,7 +96,7 @@ class Measured:
             **settings,
         )
 
-    def row(self, scores: Scores, credit: NDArray[np.float64] | None = None) -> dict[str, Any]:
+    def row(self, scores: Scores, credit: Floats | None = None) -> dict[str, Any]:
         """Compare scores, and the credit that follows from them, with all models that left images out."""
         shares = scores.shares(BY)[1] if credit is None else credit
         found = agreement("", shares, self.effects, self.distances)
@@ -151,7 +159,7 @@ def adding_rows(of: Measured) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what other ways to add up scores give as credit."""
     scores = of.scores(of.prompts)
     members = scores.groups(BY)[:, None] == np.array(of.artists)
-    ways: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    ways: dict[str, Callable[[Floats], Floats]] = {
         "positive scores": lambda values: values.clip(min=0) @ members,
         "all scores, then positive sums": lambda values: (values @ members).clip(min=0),
         "the ten highest, counted": lambda values: (_highest(values, 10) > 0) @ members,
@@ -172,6 +180,28 @@ def method_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[st
     """Yield what other methods give."""
     for method in methods:
         yield method, of.row(of.scores(of.prompts, method, encoder=ENCODER))
+
+
+def calibration_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what shares of credit are worth: for shares of about the same size, the mean share of the effect."""
+    for method in methods:
+        credit = of.scores(of.prompts, method, encoder=ENCODER).shares(BY)[1]
+        for low, high in pairwise(CALIBRATED):
+            within = (credit >= low) & ((credit < high) | (high == 1))
+            if within.any():
+                yield f"{method}, {low:.0%} to {high:.0%}", worth(credit, true_shares(of.effects), within)
+
+
+def worth(credit: Floats, effects: Floats, within: NDArray[np.bool_]) -> dict[str, Any]:
+    """Average some shares [Q, G] of credit and of the effect, with an interval from a bootstrap over pictures."""
+    counts, sums, queries = within.sum(1), np.where(within, effects, 0).sum(1), len(credit)
+    picks = stream("calibration").multinomial(queries, np.full(queries, 1 / queries), size=1000)
+    ends = np.percentile(picks @ sums / np.maximum(picks @ counts, 1), [2.5, 97.5])
+    return {
+        "count": int(counts.sum()),
+        "credit": 100 * float(credit[within].mean()),
+        "effect": [100 * float(one) for one in (sums.sum() / counts.sum(), *ends)],
+    }
 
 
 def guidance_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -223,17 +253,19 @@ def setting_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[s
             yield f"{name}, the best λ", max(tried, key=lambda row: row["lds"][0])
 
 
-def _highest(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+def _highest(values: Floats, count: int) -> Floats:
     """Keep the `count` highest scores of each query [Q, N], if they are positive; the others become zero."""
     least = np.sort(values, axis=1)[:, [-count]]
     return np.where(values >= least, values.clip(min=0), 0)
 
 
 def table(caption: str, rows: dict[str, dict[str, Any]]) -> Table:
-    kinds = ("lds", "ceiling", "rank", "first", "off", "picture")
+    kinds = ("lds", "ceiling", "rank", "first", "off", "picture", "count", "credit", "effect")
     names = [name for name in kinds if all(name in row for row in rows.values())]
 
     def entry(value: float | list[float]) -> Entry:
+        if isinstance(value, int):
+            return value
         if isinstance(value, float):
             return Cell(value, f"{value:.1f}")
         return Cell(value[0], f"{value[0]:.1f} ({value[1]:.0f}–{value[2]:.0f})")
@@ -241,25 +273,26 @@ def table(caption: str, rows: dict[str, dict[str, Any]]) -> Table:
     return Table(["", *names], [[name, *(entry(row[one]) for one in names)] for name, row in rows.items()], caption)
 
 
+KERNELS = ["step-trak", "trak", "d-trak"]
+PARTS: dict[str, Callable[[Measured], Iterator[tuple[str, dict[str, Any]]]]] = {
+    "methods": lambda of: method_rows(of, METHODS),
+    "adding": adding_rows,
+    "prompts": prompt_rows,
+    "parameters": parameter_rows,
+    "calibration": lambda of: calibration_rows(of, ["step-trak", "d-trak", "raw-pixel-cosine"]),
+    "guidance": lambda of: guidance_rows(of, KERNELS),
+    "settings": lambda of: setting_rows(of, KERNELS),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path, help="a .json file for all numbers; the tables are printed")
     parser.add_argument("--seeds", type=int, default=3, help="of the trainings without an artist (default: 3)")
-    parser.add_argument("--methods", default=METHODS)
-    parser.add_argument(
-        "--parts", default="methods,adding,prompts,parameters,guidance,settings", help="what to measure (default: all)"
-    )
+    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure (default: all)")
     args = parser.parse_args()
     of = Measured(Run.open(args.run), args.seeds, args.run / "features" / "measured")
-    parts = {
-        "methods": lambda: method_rows(of, args.methods.split(",")),
-        "adding": lambda: adding_rows(of),
-        "prompts": lambda: prompt_rows(of),
-        "parameters": lambda: parameter_rows(of),
-        "guidance": lambda: guidance_rows(of, ["step-trak", "trak", "d-trak"]),
-        "settings": lambda: setting_rows(of, ["step-trak", "trak", "d-trak"]),
-    }
     found: dict[str, Any] = {
         "artists": of.artists,
         "pictures": of.prompts,
@@ -267,7 +300,7 @@ def main() -> None:
         "distances": of.distances.tolist(),
     }
     for name in args.parts.split(","):
-        found[name] = dict(parts[name]())
+        found[name] = dict(PARTS[name](of))
         print(table(name, found[name]).markdown())
         args.out.write_text(json.dumps(found))
 

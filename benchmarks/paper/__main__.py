@@ -42,6 +42,7 @@ FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {
     "noise": noise.noise,
     "draws": noise.draws,
     "retraining": findings.retraining,
+    "other-models": findings.other_models,
     "outputs": findings.outputs,
     "ablations": findings.ablations,
     "counterfactuals": findings.counterfactuals,

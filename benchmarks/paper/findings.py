@@ -52,13 +52,7 @@ def methods(study: Study) -> Finding:
 
 
 def retraining(study: Study) -> Finding:
-    """Ensembles of S models, and what is learnt from the losses of half of the subsets, reported on the others.
-
-    If the run has models of its own for this (`dtrak evaluate retrain RUN`), all learn from those, as in the paper.
-    """
-    if study.others is not None:
-        yield from _retraining_of_others(study, study.others)
-        return
+    """Ensembles of S models, and what is learnt from the losses of half of the subsets, reported on the others."""
     half = len(study.benchmark.masks) // 2
     ensembles = ("trak-ensemble", "d-trak-ensemble")
     learnt = ("empirical-influence", "datamodel", "datamodel-lasso")
@@ -78,8 +72,10 @@ def retraining(study: Study) -> Finding:
     yield Table(["method", *kinds], rows, "Methods that retrain", notes)
 
 
-def _retraining_of_others(study: Study, others: Benchmark) -> Finding:
-    """Methods that learn from S other models than those of the benchmark, reported on all of it, as in the paper."""
+def other_models(study: Study) -> Finding:
+    """Methods that learn from S models of their own (`dtrak evaluate retrain RUN`), reported on the whole benchmark."""
+    if (others := study.others) is None:
+        return
     drawn = {"ddim_steps": study.drawn_in}
     for kind in study.query_kinds:
         rows, columns = list[list[Entry]](), (10, 100)
@@ -94,7 +90,9 @@ def _retraining_of_others(study: Study, others: Benchmark) -> Finding:
                 settings = {"queries": kind, "retrained": others.folder, "retrained_count": size}
                 cell = study.measure((name,), **settings)[name].cell
                 rows.append([f"{name}, S = {size}", cell, cell])
-        yield Table(["method", *(f"K = {k}" for k in columns)], rows, f"Methods that retrain, {kind} queries")
+        yield Table(
+            ["method", *(f"K = {k}" for k in columns)], rows, f"Methods with models of their own, {kind} queries"
+        )
 
 
 def outputs(study: Study) -> Finding:
