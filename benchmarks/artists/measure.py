@@ -37,7 +37,6 @@ from dtrak.files import as_npy, as_npz, write_bytes
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images, load_images
 from dtrak.inputs.benchmark import Benchmark
-from dtrak.kernels.damping import GRIDS
 from dtrak.models import load_model
 from dtrak.models.prompts import PROMPT
 from dtrak.models.sampling import sample, to_pixels
@@ -240,17 +239,11 @@ def losses_of(of: Measured, queries: Images) -> NDArray[np.float32]:
     return found
 
 
-def setting_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what more timesteps give, and the λ that has most LDS in hindsight."""
+def timestep_rows(of: Measured, methods: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what more timesteps give."""
     for method in methods:
         for timesteps in (10, 100):
-            name = f"{method}, K = {timesteps}"
-            yield name, of.row(of.scores(of.prompts, method, timesteps=timesteps))
-            tried = [
-                of.row(of.scores(of.prompts, method, timesteps=timesteps, damping=f"{one.value:g}"))
-                for one in GRIDS["log"]
-            ]
-            yield f"{name}, the best λ", max(tried, key=lambda row: row["lds"][0])
+            yield f"{method}, K = {timesteps}", of.row(of.scores(of.prompts, method, timesteps=timesteps))
 
 
 def _highest(values: Floats, count: int) -> Floats:
@@ -281,7 +274,7 @@ PARTS: dict[str, Callable[[Measured], Iterator[tuple[str, dict[str, Any]]]]] = {
     "parameters": parameter_rows,
     "calibration": lambda of: calibration_rows(of, ["step-trak", "d-trak", "raw-pixel-cosine"]),
     "guidance": lambda of: guidance_rows(of, KERNELS),
-    "settings": lambda of: setting_rows(of, KERNELS),
+    "timesteps": lambda of: timestep_rows(of, KERNELS),
 }
 
 
