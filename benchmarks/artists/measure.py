@@ -83,7 +83,7 @@ class Measured:
         shown = self.pictures if pictures is None else pictures
         asked = replace(shown, columns={**shown.columns, PROMPT: np.array(prompts, dtype=object)})
         made_with = [str(settings[name]).replace("*", "") for name in ("parameters", "timesteps") if settings.get(name)]
-        folder = self.cache / ("-".join(made_with) or "all")
+        folder = self.cache / ("-".join(made_with) or "default")
         return attribute(
             self.model,
             self.run.train_images,

@@ -14,8 +14,8 @@ from dtrak.features.curvature import directions_of, kept_directions
 from dtrak.features.inputs import model_inputs
 from dtrak.features.settings import FeatureSettings
 from dtrak.gradients.kronecker import Directions, OutputProbes
-from dtrak.kernels.damping import damping_of_dimension
-from dtrak.kernels.kronecker import KroneckerKernel, published_dimension
+from dtrak.kernels.damping import Damping
+from dtrak.kernels.kronecker import KroneckerKernel, published_damping
 from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.noise import gaussian
 from tiny_benchmark import TRAIN
@@ -119,7 +119,7 @@ def test_scores_are_those_of_the_dense_inverse() -> None:
     assert_near(kernel.train_coordinates([3, 40]), kernel.coordinates(train[[3, 40]]))
     assert (len(kernel), kernel.images, kernel.size) == (70, 69, 400)
     mean = float(directions.eigenvalues.double().mean())
-    assert damping_of_dimension(kernel, published_dimension(kernel)) == pytest.approx(0.1 * mean, rel=1e-4)
+    assert Damping.parse("auto").absolute(kernel, published_damping) == pytest.approx(0.1 * mean, rel=1e-4)
 
 
 def test_layers_of_a_unet_are_as_written_out() -> None:

@@ -210,6 +210,16 @@ def test_ek_fac_scores_whole_gradients_with_the_gauss_newton_matrix(parameters: 
     assert_close(own, np.diag(train @ inverse @ train.T))
 
 
+def test_the_rule_of_ek_fac_is_a_tenth_of_the_mean_eigenvalue(tmp_path: Path) -> None:
+    asked = {"timesteps": 2, "parameters": SMALL, "cache": tmp_path}
+    by_rule, given = (
+        dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="ek-fac", damping=one, **asked) for one in ("auto", 0.1)
+    )
+    assert_close(by_rule.values, given.values)
+    assert by_rule.damping is not None
+    assert by_rule.damping.relative == pytest.approx(0.1)
+
+
 def test_gradients_that_no_disk_can_hold_are_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**6, 10**6, 10**5))
     with pytest.raises(UsageError, match=r"11,621 parameters take .* GB on the disk: give fewer --parameters"):

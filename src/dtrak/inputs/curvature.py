@@ -9,7 +9,7 @@ from dtrak.inputs.arrays import TrainingKernel, Vectors
 from dtrak.inputs.gradients import Gradients, query_stores, train_stores
 from dtrak.inputs.needs import GradientKind
 from dtrak.inputs.task import Task
-from dtrak.kernels.kronecker import KroneckerKernel, published_dimension
+from dtrak.kernels.kronecker import KroneckerKernel, published_damping
 
 BYTES_ON_DISK, BYTES_IN_MEMORY = 4, 24  # for each parameter, of a training image and of a query
 
@@ -57,5 +57,5 @@ class WholeGradients(Gradients):
             return KroneckerKernel(kept_directions(task.model, images, settings, task.folder), train)
 
         key = "Gauss–Newton kernel"
-        fitted = task.once_for_training(key, lambda: TrainingKernel(fit, published_dimension))
+        fitted = task.once_for_training(key, lambda: TrainingKernel(fit, published_damping))
         yield Vectors(train, queries, fitted)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak.gradients.kronecker import Directions
-from dtrak.kernels.preconditioner import EVERY, Array, Preconditioner, Rows, effective_dimension, mean_eigenvalue
+from dtrak.kernels.preconditioner import EVERY, Array, Preconditioner, Rows, mean_eigenvalue
 
 IMAGES_AT_ONCE = 32
 SHARE_OF_MEAN = 0.1  # λ ÷ the mean eigenvalue, as in Grosse et al. (2023)
@@ -89,6 +89,6 @@ class KroneckerKernel:
             yield from block.split(IMAGES_AT_ONCE)
 
 
-def published_dimension(kernel: Preconditioner) -> float:
-    """Return the dimension that `auto` sets: that of λ = 0.1 · the mean eigenvalue."""
-    return effective_dimension(kernel, SHARE_OF_MEAN * mean_eigenvalue(kernel))
+def published_damping(kernel: Preconditioner) -> float:
+    """Return the λ that `auto` sets: 0.1 · the mean eigenvalue."""
+    return SHARE_OF_MEAN * mean_eigenvalue(kernel)
