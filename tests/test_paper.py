@@ -18,6 +18,7 @@ WRITTEN = {
     "copies": ("copies.md",),
     "timesteps": ("timesteps.md",),
     "successors": ("successors.md",),
+    "every-method": ("every-method.md",),
     "mixtures": ("mixtures.md",),
     "retraining": ("retraining.md",),
     "outputs": ("outputs.md",),
@@ -82,6 +83,9 @@ def test_findings_of_a_tiny_benchmark(recipe: Callable[..., Path], tmp_path: Pat
     tables = {name: (tmp_path / "out" / "tiny" / f"{name}.md").read_text() for name in WRITTEN}
     assert "| 0.5 |" in tables["interpolation"]
     assert "step-trak's gain over d-trak" in tables["recommended"]
+    assert "## Paired differences of ℓ2: the finished picture" in tables["counterfactuals"]
+    assert "| ek-fac |" in tables["every-method"]
+    assert "## Output and construction, K = 100, generated queries" in tables["outputs"]
     assert "python benchmarks/paper tiny=FOLDER --run tiny=RUN --k 128 --only seeds" in tables["seeds"]
 
     frontier, _, every = tables["costs"].partition("## All choices")
