@@ -76,13 +76,12 @@ def other_models(study: Study) -> Finding:
     """Methods that learn from S models of their own (`dtrak evaluate retrain RUN`), reported on the whole benchmark."""
     if (others := study.others) is None:
         return
-    drawn = {"ddim_steps": study.drawn_in}
     for kind in study.query_kinds:
         rows, columns = list[list[Entry]](), (10, 100)
         ensembles = ["trak-ensemble", "d-trak-ensemble", *(["journey-trak-ensemble"] if kind == "generated" else [])]
         for name in ensembles if others.retrained else ():
             for size in (1, 2, 4, 8):
-                settings = {**drawn, "queries": kind, "retrained": others.folder, "ensemble_size": size}
+                settings = {**study.drawn, "queries": kind, "retrained": others.folder, "ensemble_size": size}
                 found = [study.measure((name,), timesteps=k, **settings)[name].cell for k in columns]
                 rows.append([f"{name}, S = {size}", *found])
         for name in ("empirical-influence", "datamodel", "datamodel-lasso"):

@@ -76,9 +76,12 @@ class Study:
         return {} if self.run is None else {"checkpoints": self.run / "checkpoints"}
 
     @property
-    def drawn_in(self) -> int | None:
-        """DDIM steps of the generated pictures, for methods that follow their trajectories."""
-        return None if self.run is None else Run.open(self.run).recipe.generation.steps
+    def drawn(self) -> dict[str, Any]:
+        """The steps and the guidance that the pictures were drawn with, for methods that follow their trajectories."""
+        if self.run is None:
+            return {}
+        generation = Run.open(self.run).recipe.generation
+        return {"ddim_steps": generation.steps, "guidance": generation.guidance}
 
     @property
     def others(self) -> Benchmark | None:

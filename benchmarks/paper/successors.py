@@ -61,7 +61,7 @@ def _cell(study: Study, method: str, kind: str, damping: str, k: int = 10) -> Ce
     if needs_checkpoints and (not study.checkpoints or k == 100):  # with K = 100 they would take most of the time
         return MISSING
     more = study.checkpoints if needs_checkpoints else {}
-    more |= {"ddim_steps": study.drawn_in} if method == JOURNEY else {}
+    more |= study.drawn if method == JOURNEY else {}
     timesteps = f"middle:{k}" if method in OF_COPIES else k
     return study.measure((method,), queries=kind, timesteps=timesteps, damping=damping, **more)[method].cell
 
