@@ -39,6 +39,7 @@ results: .venv/installed-dev
 	$(BIN)/dtrak generate runs/digits --count 100
 	$(BIN)/dtrak evaluate lds runs/digits --subsets 64 --seeds 3 --output-timesteps 100 --output-noises 1 \
 		--keep-models --method random --engine pool
+	$(BIN)/dtrak evaluate retrain runs/digits --subsets 8 --keep-models --engine pool
 	$(BIN)/dtrak evaluate counterfactual runs/digits --count 24 --method random,trak,d-trak,mixed-trak,step-trak \
 		--encoder efficientnet-lite0 --engine pool
 	$(BIN)/dtrak evaluate counterfactual runs/digits --count 24 \
