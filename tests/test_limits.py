@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from commands import dtrak
+from dtrak.checks import MOST, SEED
 from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.features.featurizing import FeatureSettings, check_copies
 from dtrak.gradients.timesteps import select_timesteps
-from dtrak.limits import MOST, SEED
 
 HUGE, ENDLESS = "1000000000000", "9" * 5000
 

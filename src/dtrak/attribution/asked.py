@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from dtrak.checks import first_mistake
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import full_name, write_json
 from dtrak.images.sources import full_source
 from dtrak.inputs.settings import Settings
-from dtrak.sections import first_mistake
 
 FILE = "asked.json"
 

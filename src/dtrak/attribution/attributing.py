@@ -9,6 +9,7 @@ from dtrak.attribution.asked import remember
 from dtrak.attribution.preparing import ChosenParameters, Data, Model, fitting_data, opened, pattern_of, prepare
 from dtrak.attribution.scores import Scores
 from dtrak.attribution.scoring import score, strongest
+from dtrak.checks import check_number, shortened
 from dtrak.engines import Engine
 from dtrak.errors import UsageError, check_takes
 from dtrak.features.encoders import ENCODERS, LoadEncoder
@@ -19,7 +20,6 @@ from dtrak.gradients.objectives import OBJECTIVES, Objective
 from dtrak.gradients.projecting import PROJECTIONS
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
-from dtrak.limits import check_number, shortened
 from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
 from dtrak.models.adapters import described
 from dtrak.registry import Registry

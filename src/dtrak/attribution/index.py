@@ -22,6 +22,7 @@ from dtrak.attribution.compressing import Part
 from dtrak.attribution.held import Held
 from dtrak.attribution.scores import Scores
 from dtrak.attribution.short_lists import ShortList
+from dtrak.checks import check_number, first_mistake
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.store import FeatureStore
 from dtrak.images.images import Images, load_images
@@ -31,9 +32,7 @@ from dtrak.inputs.settings import Settings
 from dtrak.inputs.task import Task
 from dtrak.kernels.copies import CopyFeatures
 from dtrak.kernels.preconditioner import Rows
-from dtrak.limits import check_number
 from dtrak.methods import Method, get_method, needed_by
-from dtrak.sections import first_mistake
 
 if TYPE_CHECKING:
     from dtrak.models import DiffusionModel

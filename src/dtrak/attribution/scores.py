@@ -24,10 +24,10 @@ from dtrak.attribution.matches import Credit, Match
 from dtrak.attribution.score_arrays import fields_by_method
 from dtrak.attribution.score_tables import COLUMN
 from dtrak.attribution.used_damping import UsedDamping
+from dtrak.checks import check_number
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import write_bytes, write_text
 from dtrak.images.metadata import plain_column
-from dtrak.limits import check_number
 from dtrak.noise import stream
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from dtrak.checks import MOST
 from dtrak.cli.options import some_path, whole_number
-from dtrak.limits import MOST
 from dtrak.printing import show, tell
 
 ScoresOrRun = Annotated[Path, typer.Argument(metavar="SCORES", help="A file of scores (.npz), or the folder of a run.")]

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dtrak.checks import MOST
 from dtrak.cli import options
 from dtrak.cli.options import some_path, whole_number
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
-from dtrak.limits import MOST
 from dtrak.printing import tell
 
 if TYPE_CHECKING:

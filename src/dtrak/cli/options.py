@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dtrak.checks import MOST, shortened
 from dtrak.errors import check_known
-from dtrak.limits import MOST, shortened
 
 DIGITS = 30  # a number with more digits is above every limit
 

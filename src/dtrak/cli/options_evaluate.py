@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dtrak.checks import MOST, shortened
 from dtrak.cli.options import DIGITS, some_path, whole_number
 from dtrak.errors import UsageError
-from dtrak.limits import MOST, shortened
 
 if TYPE_CHECKING:
     from dtrak.runs.run import Run

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from dtrak.checks import MOST
 from dtrak.cli import options
 from dtrak.cli.options import some_path, whole_number
 from dtrak.errors import UsageError
-from dtrak.limits import MOST
 from dtrak.printing import show, tell
 
 Count = Annotated[

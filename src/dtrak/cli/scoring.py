@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from dtrak.checks import MOST
 from dtrak.cli.options import Cache, some_path, whole_number
 from dtrak.features.settings import Option
 from dtrak.inputs.settings import Settings
-from dtrak.limits import MOST
 
 if TYPE_CHECKING:
     from dtrak.engines import Engine

@@ -5,9 +5,9 @@ To add an engine, write a function that makes it, and add a line to `ENGINES`.
 
 from collections.abc import Callable
 
+from dtrak.checks import check_number
 from dtrak.engines.engine import Engine, cores, device_of_worker, gpu_of
 from dtrak.errors import UsageError
-from dtrak.limits import check_number
 from dtrak.registry import Registry
 
 __all__ = ["ENGINES", "Engine", "cores", "device_of_worker", "gpu_of", "make_engine"]

@@ -18,11 +18,11 @@ from functools import partial
 from threading import Semaphore
 from typing import Any, Generic
 
+from dtrak.checks import MOST, shortened
 from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cores
 from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
 from dtrak.engines.this_process import torch_threads
 from dtrak.errors import DtrakError, UsageError
-from dtrak.limits import MOST, shortened
 from dtrak.sigterm import restore_handler
 
 SECONDS_TO_CONNECT = 10.0

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
+from dtrak.checks import check_number, first_difference, first_mistake, shortened
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError, check_known
 from dtrak.evaluation.jobs import (
@@ -42,12 +43,10 @@ from dtrak.images.images import Images
 from dtrak.images.metadata import plain_column
 from dtrak.images.npz import RESERVED
 from dtrak.inputs.benchmark import QUERIES, losses_file
-from dtrak.limits import check_number, shortened
 from dtrak.models import DiffusionModel, save_model
 from dtrak.models.prompts import PROMPT
 from dtrak.runs.recipes import Evaluation, Recipe
 from dtrak.runs.run import Run, versions
-from dtrak.sections import first_difference, first_mistake
 
 GROWING = ("subsets", "seeds")  # settings that may be larger when a benchmark is continued
 FIXED_AT_START = ("threads", "versions")  # continued with the values that the benchmark was begun with

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
+from dtrak.checks import check_number, shortened
 from dtrak.errors import UsageError, check_known
-from dtrak.limits import check_number, shortened
 
 DEFAULT_ENCODER = "openai/clip-vit-base-patch32"
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from dtrak.checks import shortened
 from dtrak.errors import UsageError
-from dtrak.limits import shortened
 
 MOST_SHARES = 10**6
 

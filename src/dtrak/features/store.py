@@ -26,12 +26,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from dtrak.checks import first_mistake, shortened
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.checks import Checks, digest
 from dtrak.features.shares import Share
 from dtrak.files import make_folder, write_bytes, write_json, write_once
-from dtrak.limits import shortened
-from dtrak.sections import first_mistake
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MANIFEST = "manifest.json"

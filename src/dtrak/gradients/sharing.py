@@ -10,8 +10,8 @@
 import re
 from dataclasses import dataclass
 
+from dtrak.checks import MOST, shortened
 from dtrak.errors import UsageError
-from dtrak.limits import MOST, shortened
 
 SHARED, OWN = "shared", "per-image"
 BY_PLACE = re.compile(r"by-place:([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrak.checks import shortened
 from dtrak.errors import UsageError
-from dtrak.limits import shortened
 
 if TYPE_CHECKING:
     from dtrak.models import DiffusionModel

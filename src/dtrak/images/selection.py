@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from dtrak.checks import Positive, Section, Seed
 from dtrak.errors import UsageError
-from dtrak.sections import Positive, Section, Seed
 
 Rows = NDArray[np.int64]
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from dtrak.checks import check_number
 from dtrak.errors import UsageError, check_known
 from dtrak.features.settings import DEFAULT_ENCODER, FeatureSettings, Option
-from dtrak.limits import check_number
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
+from dtrak.checks import shortened
 from dtrak.errors import UsageError, check_takes
-from dtrak.limits import shortened
 from dtrak.models.adapters import Adapter, called, described, plain, prediction_of
 from dtrak.models.autoencoder import Autoencoder, as_autoencoder
 from dtrak.models.columns import Columns, FromImages

@@ -4,9 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dtrak.limits import MOST
+from dtrak.checks import MOST, Fraction, OpenFraction, Positive, Section
 from dtrak.models.unet_settings import UNet
-from dtrak.sections import Fraction, OpenFraction, Positive, Section
 
 Shape = tuple[int, int, int]  # (C, H, W) of an image
 

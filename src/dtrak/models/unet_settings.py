@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
-from dtrak.limits import MOST, shortened
+from dtrak.checks import MOST, shortened
 
 Channels = Annotated[int, Field(gt=0, le=MOST["channels"])]
 Names = Annotated[list[str], Field(min_length=1, max_length=MOST["blocks"])]

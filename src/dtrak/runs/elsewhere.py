@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
+from dtrak.checks import first_mistake
 from dtrak.errors import UsageError
 from dtrak.files import full_name, write_json
 from dtrak.images.sources import full_source
 from dtrak.models.families import FAMILIES
 from dtrak.runs.recipes import Recipe, load_recipe, recipe_names
 from dtrak.runs.run import ELSEWHERE, Run
-from dtrak.sections import first_mistake
 
 if TYPE_CHECKING:
     from dtrak.models import DiffusionModel

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dtrak.checks import first_difference
 from dtrak.errors import UsageError, check_type
 from dtrak.files import write_json, write_text
 from dtrak.images.images import Images, load_images, read_ids
 from dtrak.images.selection import Selection
 from dtrak.runs.recipes import Recipe, dump_recipe, load_recipe
-from dtrak.sections import first_difference
 from dtrak.temporaries import TEMPORARY, clear_leftovers, clear_leftovers_below
 
 if TYPE_CHECKING:

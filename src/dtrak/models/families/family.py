@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dtrak.checks import Section
 from dtrak.models.settings import Shape
-from dtrak.sections import Section
 
 if TYPE_CHECKING:
     from dtrak.images.images import Images

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dtrak.checks import Section, first_difference
 from dtrak.errors import UsageError
 from dtrak.files import full_name
 from dtrak.models.families.family import Difference
 from dtrak.models.settings import PipelineSettings, Shape
-from dtrak.sections import Section, first_difference
 
 if TYPE_CHECKING:
     import torch

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dtrak.checks import Section, first_difference
 from dtrak.models.families.family import Difference
 from dtrak.models.settings import DDPMSettings, Shape
-from dtrak.sections import Section, first_difference
 
 if TYPE_CHECKING:
     from dtrak.images.images import Images

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from dtrak.checks import shortened
 from dtrak.errors import UsageError
-from dtrak.limits import shortened
 from dtrak.models.families import FAMILIES
 from dtrak.runs.recipes.reading import read_yaml, recipe_names, recipe_text
 from dtrak.runs.recipes.schema import Attribution, Evaluation, Recipe, Training

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from dtrak.checks import shortened
 from dtrak.errors import UsageError
-from dtrak.limits import shortened
 
 MOST_BYTES = 1 << 20  # a recipe has a few thousand
 MOST_LEVELS = 32  # of nested mappings and lists

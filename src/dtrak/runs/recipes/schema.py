@@ -7,12 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
 from pydantic_core import PydanticCustomError
 
+from dtrak.checks import MOST, Fraction, OpenFraction, Positive, Section, Seed, shortened
 from dtrak.errors import UsageError
 from dtrak.images.selection import Selection
 from dtrak.inputs.settings import Settings
-from dtrak.limits import MOST, shortened
 from dtrak.models.families import FAMILIES, ModelFamily, family_of
-from dtrak.sections import Fraction, OpenFraction, Positive, Section, Seed
 
 LONGEST_NAME = 100  # bytes
 TRAINING_FIELDS: Any = {"data": {"train", "select", "crop", "size", "channels"}, "model": True, "training": True}

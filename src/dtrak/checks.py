@@ -1,10 +1,10 @@
-"""The largest numbers that settings may have, the same in recipes, in Python and on the command line.
-
-A larger number is a typing error: it would fill the memory or the disk, or the work would never end.
-"""
+"""What settings may say: the base of checked sections, bounds of numbers, and a refused value in one line."""
 
 import reprlib
 from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dtrak.errors import UsageError
 
@@ -63,3 +63,32 @@ def shortened(value: object) -> str:
     except ValueError:
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:40]}…"
+
+
+Positive = Annotated[int, Field(gt=0, le=10**9)]
+Seed = Annotated[int, Field(ge=0, le=MOST["seed"])]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A section of settings: every field is checked, and unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Return the first field that was refused, why, and its value: "rows: Input should be … (it says 'many')"."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (it says {shortened(first['input'])})"
+
+
+def first_difference(found: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Return the first entry in which two nested dictionaries differ, such as ("training.epochs", 3, 4)."""
+    if not isinstance(found, dict) or not isinstance(wanted, dict):
+        return None if found == wanted else (name, found, wanted)
+    for key in {**found, **wanted}:
+        difference = first_difference(found.get(key), wanted.get(key), f"{name}.{key}" if name else key)
+        if difference is not None:
+            return difference
+    return None
