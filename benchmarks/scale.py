@@ -34,9 +34,9 @@ from scale_figures import draw, show
 from scale_peers import MOST, PEERS, hand_over, peer
 from scale_served import ask_served, make_served
 
-from dtrak.attribution.held import Holder
 from dtrak.attribution.index import Index
 from dtrak.attribution.indexing import build_index
+from dtrak.attribution.top_scores import TopScores
 from dtrak.features.store import FeatureStore, Manifest
 from dtrak.images.images import Images
 from dtrak.inputs.arrays import TrainingKernel
@@ -164,7 +164,7 @@ def rule(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
 def question(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
     """Score all images for one picture, and hold the strongest."""
     kernel, asked = training(folder, rows), queries(real, dim)[:1]
-    holder, scores = Holder(TOP, {}), kernel.kernel.scores(kernel.kernel.coordinates(asked), kernel.absolute(AUTO))
+    holder, scores = TopScores(TOP, {}), kernel.kernel.scores(kernel.kernel.coordinates(asked), kernel.absolute(AUTO))
     holder.add(scores)
     np.save(folder / "scores.npy", scores[0])
     return {}

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dtrak.attribution.attributing import attribute
+    from dtrak.attribution.credit import Credit
     from dtrak.attribution.index import Index
-    from dtrak.attribution.matches import Credit, Match
-    from dtrak.attribution.scores import Scores
+    from dtrak.attribution.scores import Match, Scores
     from dtrak.images.images import Images, load_images
     from dtrak.images.objects import images_from
     from dtrak.models import DiffusionModel, load_model
@@ -42,14 +42,14 @@ __all__ = [
 
 _MODULE_OF = {
     "attribute": "attribution.attributing",
-    "Credit": "attribution.matches",
+    "Credit": "attribution.credit",
     "DiffusionModel": "models",
     "Images": "images.images",
     "Index": "attribution.index",
     "load_images": "images.images",
     "images_from": "images.objects",
     "load_model": "models",
-    "Match": "attribution.matches",
+    "Match": "attribution.scores",
     "open_run": "runs.run",
     "ready_run": "runs.ready",
     "Run": "runs.run",

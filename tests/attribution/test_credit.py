@@ -23,7 +23,7 @@ def test_the_interval_of_one_picture_is_that_of_a_bootstrap_within_groups() -> N
     random = np.random.default_rng(0)
     groups = np.repeat(np.arange(3), [40, 60, 100])
     values = random.gamma(1.0, size=(1, 200)).astype(np.float32) * np.array([3, 1, 0.5])[groups]
-    found = Scores(values, np.arange(200), np.arange(1), "trak", {"g": groups}).share_intervals("g")[0]
+    found = Scores(values, np.arange(200), np.arange(1), "trak", {"g": groups}).groups("g").intervals[0]
     drawn = []
     for _ in range(4000):
         sums = [random.choice(values[0, groups == g], (groups == g).sum()).sum() for g in range(3)]
@@ -32,11 +32,11 @@ def test_the_interval_of_one_picture_is_that_of_a_bootstrap_within_groups() -> N
 
 
 def test_a_group_of_one_image_or_without_credit_still_has_an_interval() -> None:
-    low, high = scores(1).share_intervals("artist")[0].T
+    low, high = scores(1).groups("artist").intervals[0].T
     assert (low <= high).all()
     assert ((low >= 0) & (high <= 1)).all()
     nothing = Scores(-np.ones((1, 4), dtype=np.float32), np.arange(4), np.arange(1), "trak", {"artist": ARTISTS})
-    assert (nothing.share_intervals("artist") == 0).all()
+    assert (nothing.groups("artist").intervals == 0).all()
 
 
 def test_the_file_has_the_credit_of_all_pictures_and_of_each(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def test_one_method_survives_the_disk(tmp_path: Path) -> None:
 
 
 def test_shares_are_of_each_query() -> None:
-    groups, shares = scores().shares("artist")
+    credit = scores().groups("artist")
+    groups, shares = credit.names, credit.shares
     assert groups.tolist() == ["ada", "bo", "cy"]
     np.testing.assert_allclose(shares, [[1, 0, 0], [0.75, 0.25, 0]])
 

@@ -10,8 +10,8 @@ import pytest
 import dtrak
 import tiny
 from commands import dtrak as command
-from dtrak.attribution.held import Holder
 from dtrak.attribution.scores import Scores, load_scores, save_scores
+from dtrak.attribution.top_scores import TopScores
 from dtrak.errors import DtrakError, UsageError
 from dtrak.images.images import load_images
 
@@ -63,8 +63,8 @@ def test_the_strongest_are_those_of_the_whole_matrix(
                 assert mine.group == theirs.group
                 assert (mine.share, mine.low) == pytest.approx((theirs.share, theirs.low), rel=1e-5)
             single, alone = one.of_queries([3]), full.of_queries([3])
-            np.testing.assert_allclose(single.share_intervals("label"), alone.share_intervals("label"), atol=1e-5)
-            np.testing.assert_array_equal(one.sizes("label"), full.sizes("label"))
+            np.testing.assert_allclose(single.groups("label").intervals, alone.groups("label").intervals, atol=1e-5)
+            np.testing.assert_array_equal(one.groups("label").sizes, full.groups("label").sizes)
             np.testing.assert_array_equal(one.to_pandas()["train"], full.to_pandas(top=6)["train"])
 
 
@@ -78,7 +78,7 @@ def test_more_than_there_are_is_all(whole: tuple[dict[str, Scores], Path]) -> No
 @pytest.mark.parametrize("each", [1, 3, 7, 20])
 def test_equal_scores_keep_the_order_of_the_images(each: int) -> None:
     values = np.random.default_rng(0).integers(-2, 3, size=(6, 30)).astype(np.float32)
-    holder = Holder(each, {})
+    holder = TopScores(each, {})
     holder.add(values)
     kept, held = holder.held()
     ids = np.arange(30)
@@ -89,9 +89,9 @@ def test_equal_scores_keep_the_order_of_the_images(each: int) -> None:
 
 
 def test_a_column_with_too_many_values_has_no_credit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtrak.attribution.held.MOST_GROUPS", 4)
+    monkeypatch.setattr("dtrak.attribution.top_scores.MOST_GROUPS", 4)
     values, names = np.ones((1, 9), np.float32), np.arange(9)
-    holder = Holder(2, {"name": names, "label": names % 3})
+    holder = TopScores(2, {"name": names, "label": names % 3})
     holder.add(values)
     kept, held = holder.held()
     at = {"name": names[held.positions], "label": names[held.positions] % 3}

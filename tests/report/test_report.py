@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dtrak.attribution.matches import Match
+from dtrak.attribution.scores import Match
 from dtrak.errors import UsageError
 from dtrak.report import write_report
 from dtrak.runs.recipes import load_recipe

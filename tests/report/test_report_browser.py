@@ -193,13 +193,14 @@ def test_credit_of_one_picture_and_back(full: Page, full_run: Path) -> None:
     expect(full.locator(".credit .interval").first).to_be_visible()
     full.locator("article").nth(4).get_by_text("Show its credit").click()
     expect(full.locator("#credit-label")).to_be_focused()
-    groups, shares = load_scores(full_run / "scores.npz")["trak"].shares("label")
+    credit = load_scores(full_run / "scores.npz")["trak"].groups("label")
+    groups, shares = credit.names, credit.shares
     order = np.argsort(-shares[4], kind="stable")
     names = full.locator(".credit table").first.locator("tbody th").all_inner_texts()
     assert names == [str(groups[place]) for place in order]
     assert values.all_inner_texts() == [f"{100 * shares[4, place]:.1f}%" for place in order]
     assert values.all_inner_texts() != every
-    low, high = 100 * load_scores(full_run / "scores.npz")["trak"].share_intervals("label")[4, order[0]]
+    low, high = 100 * load_scores(full_run / "scores.npz")["trak"].groups("label").intervals[4, order[0]]
     expect(full.locator(".credit table").first.locator(".range").first).to_have_text(f"{low:.1f}–{high:.1f}")
     full.select_option(".credit [name=query]", "")
     assert values.all_inner_texts() == every
@@ -319,7 +320,8 @@ def test_thousands_of_images_stay_small_and_quick(page: Page, tmp_path: Path) ->
         assert max(map(min, zip(*rounds, strict=True))) < 200, name
 
     page.locator("article:visible").nth(7).get_by_text("Show its credit").click()
-    groups, shares = scores["trak"].shares("artist")
+    credit = scores["trak"].groups("artist")
+    groups, shares = credit.names, credit.shares
     table = page.locator(".credit table").first
     largest = np.argsort(-shares[int(page.locator(".credit [name=query]").input_value())], kind="stable")[:12]
     assert table.locator("th[scope=row]").all_inner_texts() == [*groups[largest], "28 more"]

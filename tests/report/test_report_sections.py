@@ -358,7 +358,8 @@ def test_credit_of_one_picture_is_its_shares(run: Run) -> None:
     page = write_report(run).read_text()
     kept = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', page)[0])
     scores = Scores.load(run.folder / "scores.npz", "trak")
-    groups, shares = scores.shares("label")
+    credit = scores.groups("label")
+    groups, shares = credit.names, credit.shares
     assert [name for name, _ in kept["groups"]] == [str(group) for group in groups]
     labels = scores.columns["label"]
     expected = [100 * np.mean(labels == group) for group in groups]

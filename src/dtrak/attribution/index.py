@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from dtrak.attribution.compressing import Part
-from dtrak.attribution.held import Held
 from dtrak.attribution.scores import Scores
 from dtrak.attribution.short_lists import ShortList
+from dtrak.attribution.top_scores import Held
 from dtrak.checks import check_number, first_mistake
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.store import FeatureStore

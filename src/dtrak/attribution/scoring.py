@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dtrak.attribution.held import Holder
 from dtrak.attribution.scores import Scores, refuse_not_finite
+from dtrak.attribution.top_scores import TopScores
 from dtrak.attribution.used_damping import UsedDamping
 from dtrak.images.metadata import plain_column
 from dtrak.inputs.arrays import KernelPart, TrainingKernel, Vectors
@@ -35,7 +35,7 @@ def strongest(task: Task, method: Method, damping: Damping, top: int) -> Scores:
     """
     train, queries = task.train, len(task.queries)
     columns = {name: plain_column(column) for name, column in train.columns.items()}
-    holder, at_once = Holder(top, columns), max(1, MATRIX_BYTES // (4 * len(train)))
+    holder, at_once = TopScores(top, columns), max(1, MATRIX_BYTES // (4 * len(train)))
     for first in range(0, queries, at_once):
         some = slice(first, min(first + at_once, queries))
         (values,), _, used = _averaged(task, method, [damping], False, None if at_once >= queries else some)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from dtrak.errors import UsageError
 
 if TYPE_CHECKING:
-    from dtrak.attribution.matches import Match
-    from dtrak.attribution.scores import Scores
+    from dtrak.attribution.scores import Match, Scores
 
 CLASS_COLUMNS = ("label", "artist")  # the first of these that the images have sorts them into classes
 MAX_CLASSES = 12  # that are shown, the largest ones
@@ -63,7 +62,7 @@ def self_influence_by_class(scores: "Scores", each: int = EACH, classes: int = M
     if scores.self_influence is None:
         raise UsageError(f"{scores.method} has no self-influence: methods with a kernel do, such as d-trak")
     column = class_column(scores)
-    groups = np.zeros(len(scores.train_ids)) if column is None else scores.groups(column)
+    groups = np.zeros(len(scores.train_ids)) if column is None else scores.column(column)
     names, counts = np.unique(groups, return_counts=True)
     largest = np.sort(np.argsort(-counts, kind="stable")[:classes])
     found = [

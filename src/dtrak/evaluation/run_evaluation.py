@@ -102,7 +102,7 @@ def credit_run(
     left_out = leave_groups_out(run, by, retraining, engine, queries, device)
     damping, model = Damping.parse(settings.damping), run.model().to(device)
     task, chosen = prepare_run(run, model, queries[kind], methods, settings, cache, gradient_engine)
-    credit = {one.name: score(task, one, damping).only_highest(highest).shares(by)[1] for one in chosen}
+    credit = {one.name: score(task, one, damping).only_highest(highest).groups(by).shares for one in chosen}
     return compare_credit(credit, left_out, kind)
 
 

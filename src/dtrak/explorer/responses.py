@@ -170,8 +170,9 @@ def _prompt(exploration: Exploration, entry: Entry) -> str | None:
 
 def credit_of(scores: Scores, column: str) -> list[dict[str, Any]]:
     """Return each group's share of one picture's positive scores, with its interval, and of the training images."""
-    names, (shares,) = scores.shares(column)
-    intervals, of_training = scores.share_intervals(column)[0], scores.sizes(column) / scores.images
+    groups = scores.groups(column)
+    names, (shares,), (intervals,) = groups.names, groups.shares, groups.intervals
+    of_training = groups.sizes / scores.images
     order = np.argsort(-shares, kind="stable")
     ranked: list[dict[str, Any]] = [
         {

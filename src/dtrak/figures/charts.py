@@ -24,7 +24,7 @@ from dtrak.figures.style import (
 from dtrak.figures.ticks import plain_value, x_tick_values
 
 if TYPE_CHECKING:
-    from dtrak.attribution.matches import Credit
+    from dtrak.attribution.credit import Credit
     from dtrak.report.comparisons import MethodLDS
     from dtrak.report.curves import Curve
 

@@ -15,8 +15,7 @@ from dtrak.figures.style import AGAINST, FAINT, FOR, INK, STYLE, WIDTH, PaperFig
 from dtrak.wording import number, plain
 
 if TYPE_CHECKING:
-    from dtrak.attribution.matches import Match
-    from dtrak.attribution.scores import Scores
+    from dtrak.attribution.scores import Match, Scores
     from dtrak.attribution.self_influence import SelfInfluence
     from dtrak.images.images import Images
 

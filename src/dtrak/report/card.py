@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from dtrak.attribution.matches import Match
-from dtrak.attribution.scores import Scores
+from dtrak.attribution.scores import Match, Scores
 from dtrak.errors import UsageError
 from dtrak.figures.style import AGAINST, FAINT, FOR, INK, PALE, STYLE, PaperFigure
 from dtrak.images.images import Images

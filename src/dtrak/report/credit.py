@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.attribution.matches import Credit
+from dtrak.attribution.credit import Credit
 from dtrak.attribution.scores import Scores
 
 MAX_GROUPS = 12  # that are shown, the largest ones
@@ -45,11 +45,11 @@ def charts(scores: Mapping[str, Scores], queries: int) -> list[Chart]:
 
 def _chart(scores: Scores, column: str, queries: int) -> Chart:
     credits = scores.credit(column)
-    names, shares = scores.shares(column)
-    of_training = dict(zip(names.tolist(), (scores.sizes(column) / scores.images).tolist(), strict=True))
+    found = scores.groups(column)
+    names, shares, intervals = found.names, found.shares, found.intervals
+    of_training = dict(zip(names.tolist(), (found.sizes / scores.images).tolist(), strict=True))
     bars = [(credit, of_training[credit.group]) for credit in credits[:MAX_GROUPS]]
     groups = [(str(name), round(100 * share, 2)) for name, share in of_training.items()]
-    intervals = scores.share_intervals(column)
     by_query = [_largest(*of_query) for of_query in zip(shares[:queries], intervals[:queries], strict=True)]
     return Chart(column, scores.method, bars, credits[MAX_GROUPS:], groups, by_query)
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dtrak.attribution.matches import Match
-from dtrak.attribution.scores import Scores
+from dtrak.attribution.scores import Match, Scores
 from dtrak.attribution.self_influence import class_column
 from dtrak.figures.thumbnails import ShownPicture
 from dtrak.images.images import Images

@@ -10,8 +10,7 @@ from dtrak.errors import UsageError
 from dtrak.wording import number
 
 if TYPE_CHECKING:
-    from dtrak.attribution.matches import Match
-    from dtrak.attribution.scores import Scores
+    from dtrak.attribution.scores import Match, Scores
     from dtrak.figures import PaperFigure
     from dtrak.images.images import Images
 
@@ -74,8 +73,8 @@ def plot_credit(scores: "Scores", by: str, groups: int) -> "PaperFigure":
     """Draw the shares of the largest groups, with their intervals and their shares of the training images."""
     from dtrak.figures import credit
 
-    names = scores.shares(by)[0].tolist()
-    of_training = dict(zip(names, (scores.sizes(by) / scores.images).tolist(), strict=True))
+    of = scores.groups(by)
+    of_training = dict(zip(of.names.tolist(), (of.sizes / scores.images).tolist(), strict=True))
     return credit(scores.credit(by), of_training, groups)
 
 
@@ -96,8 +95,6 @@ def images(scores: "Scores", train: "Images | None") -> "Images":
         raise UsageError("these scores were read from a file, which has no images: give train=…")
     if scores.held is not None:
         return given  # matches have positions among all images
-    if scores.held is not None:  # its positions are those in the training set
-        return given
     return given.select(given.positions(scores.train_ids, "the scores"))
 
 
