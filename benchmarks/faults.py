@@ -6,7 +6,7 @@
 A tiny model goes through every command that works for long. Each trial starts with what the command before has left,
 kills the command once or up to four times in a row, lets it run to its end, and compares every file with that of a run
 that was never killed. A kill hits the whole process group, at a moment that is uniform over the time that the command
-takes. Most are SIGKILL; SIGTERM has to end a command with status 143 and one line. Some commands are started from
+takes. Most are SIGKILL; SIGTERM has to end a command with status 130 and one line. Some commands are started from
 nothing, and killed while Python still imports; the others are forked from a process that has done so. Linux only.
 
 Left out of the comparison is what says how long something took: the fields `seconds` and `…_seconds` of JSON files, the
@@ -35,11 +35,11 @@ from tempfile import TemporaryDirectory
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 from dtrak import cli
+from dtrak.files import TEMPORARY
 from dtrak.runs.run import versions
-from dtrak.sigterm import MESSAGE
 from dtrak.tables import Table
-from dtrak.temporaries import TEMPORARY
 
+INTERRUPTED = "interrupted; the same command goes on where this one stopped"
 AT_A_TIME, PATIENCE = 2, 300  # commands; seconds that each may take
 IN_IMPORTS, SIGTERMS, SEVERAL = 0.05, 0.25, 0.25  # shares: two of the kills; of the trials, those with 2 to 4 kills
 SECONDS = re.compile(rb'("\w*seconds": )[^,\s]+')
@@ -156,8 +156,8 @@ def tried(trial: Trial) -> Found:
             if was_sent(kill, process):
                 found.kills.append(kill)
                 code, said = ended(process, place)
-                is_one_line = re.findall(r"^dtrak: .*|^Traceback", said, re.M) == [f"dtrak: {MESSAGE}"]
-                if kill.number == SIGTERM and (code != 143 or not is_one_line):
+                is_one_line = re.findall(r"^dtrak: .*|^Traceback", said, re.M) == [f"dtrak: {INTERRUPTED}"]
+                if kill.number == SIGTERM and (code != 130 or not is_one_line):
                     found.wrong_ends.append(f"SIGTERM ended it with status {code}, and it said {said!r}")
         if trial.kills and not found.kills:  # it was quicker this time, or there is no time left
             return found

@@ -1,6 +1,5 @@
 """What the user has made is neither removed nor written over, whatever its name; what killed processes left is."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -15,12 +14,11 @@ import pytest
 
 from commands import Outcome, dtrak, dtrak_started
 from dtrak.errors import UsageError
-from dtrak.files import clear_leftovers, kept_until_done, write_bytes
+from dtrak.files import DAY, MACHINE, clear_leftovers, kept_until_done, write_bytes
 from dtrak.runs.run import Run
-from dtrak.temporaries import temporary
 
 MakeRecipe = Callable[..., Path]
-DEAD = "0badcafe"
+DEAD = f"dtrak-{MACHINE}-{2**22}-0"  # Linux gives no process a higher number than 4,194,303
 
 
 def attributed(run: Path, cwd: Path, *more: object) -> Outcome:
@@ -106,12 +104,12 @@ def test_a_folder_that_is_no_run_is_not_taken_for_one(name: str, recipe: MakeRec
     mine = tmp_path / "project" / name
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    (tmp_path / "project" / f".notes.{DEAD}.tmp").touch()  # by another program with the same habits
+    (tmp_path / "project" / ".notes.0badcafe.tmp").touch()  # by another program with the same habits
     outcome = dtrak("train", recipe(), "--out", "project", cwd=tmp_path)
     assert outcome.code == 2
     assert f"project is not a run, but has {name.split('/')[0]}" in outcome.error
     assert mine.read_text() == "mine"
-    assert sorted(os.listdir(tmp_path / "project")) == sorted([f".notes.{DEAD}.tmp", name.split("/")[0]])
+    assert sorted(os.listdir(tmp_path / "project")) == sorted([".notes.0badcafe.tmp", name.split("/")[0]])
 
 
 def test_a_recipe_that_says_the_same_keeps_its_comments(own_run: Path) -> None:
@@ -144,7 +142,7 @@ def test_leftovers_are_cleared_everywhere_in_a_run_and_beside_the_output(own_run
     for path in leftovers:
         path.write_bytes(b"half")
     (own_run / f".model.{DEAD}.tmp" / "unet").mkdir(parents=True)
-    mine = [".s.csv.tmp", ".s.csv.backup.tmp", f".other.{DEAD}.tmp", f".s.csv.{DEAD}0.tmp", f"s.csv.{DEAD}.tmp"]
+    mine = [".s.csv.tmp", ".s.csv.backup.tmp", ".s.csv.0badcafe.tmp", f".s.csv.{DEAD}x.tmp", f"s.csv.{DEAD}.tmp"]
     for name in mine:
         (tmp_path / name).write_text("mine")
     assert dtrak("attribute", own_run, "--method", "random", "--out", "s.csv", cwd=tmp_path).code == 0
@@ -154,9 +152,9 @@ def test_leftovers_are_cleared_everywhere_in_a_run_and_beside_the_output(own_run
 
 def test_what_a_living_process_writes_is_left_to_it_and_cleared_when_it_is_killed(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from dtrak.temporaries import temporary\n"
-        "with temporary(Path(sys.argv[1])) as file, temporary(Path(sys.argv[2]), is_folder=True) as folder:\n"
-        "    (folder / 'part').touch(); print('writing', flush=True); time.sleep(600)\n"
+        "import sys, time; from pathlib import Path; from dtrak.files import temporary\n"
+        "with temporary(Path(sys.argv[1])) as file, temporary(Path(sys.argv[2])) as folder:\n"
+        "    file.touch(); folder.mkdir(); (folder / 'part').touch(); print('writing', flush=True); time.sleep(600)\n"
     )
     place = [str(tmp_path / "file"), str(tmp_path / "folder")]
     with subprocess.Popen([sys.executable, "-c", script, *place], stdout=subprocess.PIPE, text=True) as writer:
@@ -171,22 +169,13 @@ def test_what_a_living_process_writes_is_left_to_it_and_cleared_when_it_is_kille
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_temporary_file_that_was_cleared_before_its_lock_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process may look between the two; here it always does, the first time."""
-    lock, times = fcntl.flock, []
-
-    def late(descriptor: int, how: int) -> None:
-        if not times:
-            times.append(how)
-            clear_leftovers(tmp_path)
-        lock(descriptor, how)
-
-    monkeypatch.setattr("fcntl.flock", late)
-    with temporary(tmp_path / "file") as found:
-        assert times
-        assert found.exists()
+def test_what_another_machine_writes_is_left_to_it_for_a_day(tmp_path: Path) -> None:
+    theirs = [tmp_path / f".{name}.dtrak-{'0' * 8}-1-0.tmp" for name in ("now", "long ago")]
+    for path in theirs:
+        path.touch()
+    os.utime(theirs[1], (0, time.time() - 2 * DAY))
+    clear_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == theirs[:1]
 
 
 def test_many_processes_write_one_file_and_clear_each_others_leftovers(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def show_yaml(text: str) -> None:
 
 
 def tell(what: str, path: Path) -> None:
-    """Print what a command has made, and where; on standard error if the result itself went to standard output."""
-    from dtrak.files import is_standard_output
+    """Print what a command has made, and where; on standard error if it went into a stream, maybe standard output."""
+    from dtrak.files import is_stream
 
-    where = console if is_standard_output(path) else output
+    where = console if is_stream(path) else output
     where.print(f"{what}: {path}", markup=False, soft_wrap=True)

@@ -18,6 +18,7 @@ from PIL import Image
 from commands import dtrak, dtrak_fresh, dtrak_started
 from dtrak.cli.commands import app
 from dtrak.progress import LogProgress
+from processes import children
 
 MakeRecipe = Callable[..., Path]
 COMMANDS = [
@@ -226,6 +227,30 @@ def test_an_interrupt_is_one_line_and_130_and_the_same_command_goes_on(tmp_path:
     finished = dtrak("train", "short.yaml", "--out", "run", cwd=tmp_path)
     assert finished.code == 0, finished.err
     assert json.loads((tmp_path / "run" / "model" / "unet" / "config.json").read_text())["sample_size"] == 16
+
+
+def test_sigterm_is_the_same_and_the_workers_of_a_pool_end_as_well(finished_run: Path, tmp_path: Path) -> None:
+    model = ("--model", finished_run / "model", "--train", "digits:train", "--queries", finished_run / "generated")
+    settings = ("--timesteps", 1, "--projection-dim", 64, "--parameters", "conv_out")
+    asked = ("attribute", *model, *settings, "--out", "s.npz")
+    with dtrak_started(*asked, "--engine", "pool", "--workers", 1, cwd=tmp_path) as command:
+        while command.runs and len(list(tmp_path.glob("s.npz.features/*/shard-*"))) < 2:
+            time.sleep(0.01)
+        workers = children(command.process.pid or 0)
+        assert workers
+        command.signal(signal.SIGTERM)
+        outcome = command.outcome()
+    assert outcome.code == 130
+    assert outcome.err.splitlines()[-1] == "dtrak: interrupted; the same command goes on where this one stopped"
+    assert "Traceback" not in outcome.err
+    ends = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}/cmdline").exists() for pid in workers):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    assert not list(tmp_path.rglob(".*.tmp"))
+    assert not (tmp_path / "s.npz").exists()
+    assert dtrak(*asked, cwd=tmp_path).code == 0
+    assert np.array_equal(scores(tmp_path / "s.npz")["values"], scores(finished_run / "scores.npz")["values"])
 
 
 # progress

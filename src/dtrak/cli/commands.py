@@ -6,6 +6,7 @@ Modules that take long to import are imported inside the commands that need them
 import io
 import logging
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import typer
 
-from dtrak import sigterm
 from dtrak.cli import evaluate, look, options
 from dtrak.cli.credit import credit
 from dtrak.cli.endings import INTERRUPTED, ended_by
@@ -341,13 +341,13 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the name of a file may not be valid text
     try:
-        with sigterm.ended_by_sigterm():
-            code = app(arguments or ["--help"], prog_name="dtrak", standalone_mode=False)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends a command as Ctrl-C does
+        code = app(arguments or ["--help"], prog_name="dtrak", standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught the KeyboardInterrupt
             raise KeyboardInterrupt
-    except (Exception, KeyboardInterrupt, SystemExit, sigterm.TerminatedError) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         if debug:
             traceback.print_exc()
         is_success = isinstance(error, SystemExit) and not error.code  # as after --show-completion
-        code = 0 if is_success and not sigterm.was_received() else ended_by(error)
+        code = 0 if is_success else ended_by(error)
     sys.exit(code)

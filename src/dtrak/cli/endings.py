@@ -4,7 +4,6 @@ import sys
 
 import typer
 
-from dtrak import sigterm
 from dtrak.errors import DtrakError
 
 INTERRUPTED = 130  # the usual exit code after Ctrl-C
@@ -12,9 +11,6 @@ INTERRUPTED = 130  # the usual exit code after Ctrl-C
 
 def ended_by(error: BaseException) -> int:
     """Print one line on what has ended a command, and return the exit code."""
-    if sigterm.was_received():  # a library may have turned the signal into another error
-        sigterm.print_message_once()
-        return sigterm.TERMINATED
     code, message = explained(error)
     print(f"dtrak: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

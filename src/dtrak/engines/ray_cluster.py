@@ -9,10 +9,11 @@ import logging
 import os
 import pickle
 import re
+import signal
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Semaphore
@@ -23,7 +24,6 @@ from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cor
 from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
 from dtrak.engines.this_process import torch_threads
 from dtrak.errors import DtrakError, UsageError
-from dtrak.sigterm import restore_handler
 
 SECONDS_TO_CONNECT = 10.0
 GIVEN = 2  # jobs that an actor has: one runs, and the other is there when it may begin
@@ -95,6 +95,7 @@ class RayCluster:
             self._check_fits(threads, gpu)
             yield
             return
+        before = signal.getsignal(signal.SIGTERM)
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
         if self.address is None:
             cpus = (self.workers or max(1, cores() // threads)) * threads
@@ -111,7 +112,8 @@ class RayCluster:
                 raise UsageError(
                     f"no Ray cluster at {self.address}: `ray start --head` starts one, and says its address ({reason})"
                 ) from error
-        restore_handler()  # at SIGTERM, Ray's handler would abort the process
+        with suppress(ValueError):  # this is not the main thread, and Ray has set no handler
+            signal.signal(signal.SIGTERM, before)  # Ray's would abort the process
         try:
             self._check_fits(threads, gpu)
             yield

@@ -26,7 +26,7 @@ from dtrak.engines import Engine
 from dtrak.evaluation.redrawing import Drawn, Redrawing, TrajectoryStep, draw_again, draw_without
 from dtrak.features.encoders import BATCH_SIZE, Encoder
 from dtrak.features.trajectories import SEED
-from dtrak.files import alone_in, as_npz, clear_leftovers, write_bytes, write_json
+from dtrak.files import alone_in, as_npz, write_bytes, write_json
 from dtrak.images.images import Images
 from dtrak.models.sampling import to_pixels
 from dtrak.runs.run import versions
@@ -85,7 +85,6 @@ def evaluate_counterfactual(
     sets, which = unique_sets(removed)
     originals = draw_again(redrawing)
     with alone_in(redrawing.folder):
-        clear_leftovers(redrawing.folder / "jobs")
         drawn = draw_without(redrawing, sets, which, [step for step, _ in pairs], engine)
         results = []
         for step in scores:

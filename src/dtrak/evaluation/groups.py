@@ -22,7 +22,7 @@ from dtrak.evaluation.jobs import Arrays, Outputs, Retraining, TrainingJob, read
 from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.features.inputs import model_inputs
 from dtrak.features.trajectories import SEED, seeds_of
-from dtrak.files import alone_in, as_npz, clear_leftovers, write_bytes
+from dtrak.files import alone_in, as_npz, write_bytes
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.images.metadata import plain_column
@@ -74,7 +74,6 @@ def leave_groups_out(
     jobs = [TrainingJob(subset, seed, drawn, prompts) for seed in range(settings.seeds) for subset in range(len(masks))]
     folder = run.folder / LEFT_OUT
     with alone_in(folder):
-        clear_leftovers(folder)
         found = {job: read_arrays(folder / f"{_name(context, job)}.npz") for job in jobs}
         missing = [job for job, arrays in found.items() if arrays is None]
         threads = threads_per_job(run.recipe, model, train.condition([0]))

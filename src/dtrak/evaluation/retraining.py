@@ -36,7 +36,7 @@ from dtrak.evaluation.jobs import (
 )
 from dtrak.evaluation.subsets import random_subsets
 from dtrak.features.inputs import ModelInputs, model_inputs
-from dtrak.files import alone_in, as_npy, as_npz, clear_leftovers, whole_folder, write_bytes, write_json, write_text
+from dtrak.files import alone_in, as_npy, as_npz, whole_folder, write_bytes, write_json, write_text
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
@@ -139,8 +139,6 @@ def make_benchmark(
     record = _record(run, settings, model, context)
     with alone_in(folder):
         record |= _check_same(folder, record)
-        for subfolder in (folder, *(folder / name for name in ("jobs", "outputs", "retrained"))):
-            clear_leftovers(subfolder)
         _write_model_and_images(folder, run, {"train": train, **query_inputs})
         if not (folder / "benchmark.json").exists():
             write_json(folder / "benchmark.json", record)

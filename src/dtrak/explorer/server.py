@@ -1,5 +1,6 @@
 """Start the explorer's web server, and end it."""
 
+import os
 import socket
 import threading
 import webbrowser
@@ -12,7 +13,6 @@ from dtrak.explorer.guard import ANY
 from dtrak.explorer.pages import Pages
 from dtrak.explorer.protocol import TimeLimitedProtocol
 from dtrak.printing import output
-from dtrak.sigterm import exit_now
 
 SECONDS_TO_END = 3
 
@@ -44,4 +44,4 @@ def serve(pages: Pages, host: str, listening: socket.socket, open_browser: bool)
             uvicorn.Server(config).run(sockets=[listening])
     finally:
         if not pages.explored.queue.close():
-            exit_now(0)  # ends the process although a long computation is running
+            os._exit(0)  # ends the process although a long computation is running

@@ -18,13 +18,13 @@ from dtrak.features.shards import Part, Parts, SentWork, Shard, Unseen, Work, pa
 from dtrak.features.shares import Share
 from dtrak.features.store import Cost, FeatureStore, Manifest, fill, fill_from
 from dtrak.features.trajectories import Trajectories
+from dtrak.files import clear_leftovers
 from dtrak.gradients.objectives import get_objective
 from dtrak.gradients.timesteps import timesteps_of
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
 from dtrak.models.memory import total_memory
 from dtrak.progress import progress_bar, say
-from dtrak.temporaries import clear_leftovers
 
 COPY_BYTES = 200  # what a noised copy takes in memory, in addition to its noise
 

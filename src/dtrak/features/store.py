@@ -30,7 +30,7 @@ from dtrak.checks import first_mistake, shortened
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.checks import Checks, digest
 from dtrak.features.shares import Share
-from dtrak.files import make_folder, write_bytes, write_json, write_once
+from dtrak.files import make_folder, write_bytes, write_json
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MANIFEST = "manifest.json"
@@ -104,7 +104,7 @@ class FeatureStore:
         """Open the store of a manifest, or make it. Refuse a store with another manifest."""
         path = folder / MANIFEST
         if not path.exists():
-            write_once(path, json.dumps(asdict(manifest), indent=2) + "\n")
+            write_json(path, asdict(manifest), once=True)
         found = cls.open(folder).manifest
         for field, wanted in asdict(manifest).items():
             there = getattr(found, field)

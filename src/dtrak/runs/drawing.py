@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrak.errors import UsageError
-from dtrak.files import alone_in, clear_leftovers, replace_folder, write_bytes, write_text
+from dtrak.files import alone_in, replace_folder, write_bytes, write_text
 from dtrak.images.pictures import is_whole, png
 from dtrak.models import DiffusionModel
 from dtrak.models.sampling import BATCH, sample, to_pixels
@@ -59,8 +59,6 @@ def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int,
     if found == reusable == drawings.keys() and _text(finished / METADATA) == metadata:
         return
     with alone_in(run.folder):
-        clear_leftovers(target.parent, target.name)
-        clear_leftovers(unfinished)
         _begin(unfinished, made_by)
         for name in _pictures(unfinished):
             if name not in drawings or not is_whole(unfinished / name, model.image_shape):

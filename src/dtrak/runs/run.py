@@ -25,11 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dtrak.checks import first_difference
 from dtrak.errors import UsageError, check_type
-from dtrak.files import write_json, write_text
+from dtrak.files import TEMPORARY, clear_leftovers, write_json, write_text
 from dtrak.images.images import Images, load_images, read_ids
 from dtrak.images.selection import Selection
 from dtrak.runs.recipes import Recipe, dump_recipe, load_recipe
-from dtrak.temporaries import TEMPORARY, clear_leftovers, clear_leftovers_below
 
 if TYPE_CHECKING:
     from dtrak.attribution.scores import Scores
@@ -163,7 +162,8 @@ class Run:
             )
         opened = cls(Path(folder), load_recipe(str(path)))
         clear_leftovers(opened.folder)
-        clear_leftovers_below(opened.folder / name for name in (*FOLDERS, "generated-unfinished"))
+        for name in (*FOLDERS, "generated-unfinished"):
+            clear_leftovers(opened.folder / name, below=True)
         if (state := opened.folder / STATE).exists() and opened.is_trained:  # killed after the model was written
             with suppress(OSError):
                 state.unlink()

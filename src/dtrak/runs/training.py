@@ -21,7 +21,7 @@ from torch import Tensor
 from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError
 from dtrak.features.inputs import ModelInputs, model_inputs
-from dtrak.files import alone_in, clear_leftovers, write_bytes, write_json
+from dtrak.files import alone_in, write_bytes, write_json
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel, new_model, save_model
 from dtrak.models.conditions import Condition, moved, selected
@@ -46,9 +46,6 @@ def train(run: Run, device: str) -> DiffusionModel:
 
 def _train(run: Run, device: str) -> None:
     state, checkpoints = run.folder / STATE, run.folder / "checkpoints"
-    clear_leftovers(run.folder, STATE)
-    clear_leftovers(run.folder, "model")
-    clear_leftovers(checkpoints)
     torch.manual_seed(run.recipe.training.seed)
     model = run.new_model().to(device)
     inputs = model_inputs(model, run.train_images, run.latents, mirrored=run.recipe.training.flip)
