@@ -6,7 +6,8 @@ To add an engine, write a function that makes it, and add a line to `ENGINES`.
 from collections.abc import Callable
 
 from dtrak.checks import check_number
-from dtrak.engines.engine import Engine, cores, device_of_worker, gpu_of
+from dtrak.contracts import Engine
+from dtrak.engines.engine import cores, device_of_worker, gpu_of
 from dtrak.errors import UsageError
 from dtrak.registry import Registry
 

@@ -1,45 +1,14 @@
-"""The interface of engines: an engine calls `work(context, job)` for every job, in this process or elsewhere.
-
-The engine returns each result to the caller, so no file system has to be shared. A job has the same number of threads
-in every engine, so its sums are the same, bit for bit.
-"""
+"""What engines share: a job and its errors, cores, and the names of GPUs. `dtrak.contracts` says what an engine is."""
 
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable
 
+from dtrak.contracts import Context, Engine, Job, Result
 from dtrak.errors import DtrakError
 
-Context = TypeVar("Context")
-Job = TypeVar("Job")
-Result = TypeVar("Result")
-
 MOST_DEATHS = 3  # after so many workers have died while running a job, it is given up
-
-
-class Engine(Protocol):
-    """An engine runs jobs."""
-
-    is_here: bool  # whether jobs run in this process, where all of its GPUs keep their names
-
-    def run(
-        self,
-        work: Callable[[Context, Job], Result],
-        context: Context,
-        jobs: Sequence[Job],
-        threads: int = 1,
-        gpu: bool = False,
-        card: int | None = None,
-    ) -> Iterator[tuple[Job, Result]]:
-        """Run all jobs, and yield each with its result when it is done, in any order.
-
-        `work` must be a function at the top level of a module. Each worker receives the context once. A job has
-        `threads` threads. With `gpu` it also has a GPU to itself, and sees no other: any GPU, or the one that this
-        process calls `cuda:card`.
-        """
-        ...
 
 
 def gpu_of(device: str) -> tuple[bool, int | None]:

@@ -15,7 +15,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from signal import Signals
 
-from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, cores
+from dtrak.contracts import Context, Job, Result
+from dtrak.engines.engine import MOST_DEATHS, cores
 from dtrak.errors import DtrakError, UsageError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -20,7 +20,8 @@ from threading import Semaphore
 from typing import Any, Generic
 
 from dtrak.checks import MOST, shortened
-from dtrak.engines.engine import MOST_DEATHS, Context, Job, Result, attempt, cores
+from dtrak.contracts import Context, Job, Result
+from dtrak.engines.engine import MOST_DEATHS, attempt, cores
 from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
 from dtrak.engines.this_process import torch_threads
 from dtrak.errors import DtrakError, UsageError

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from dtrak.engines.engine import Context, Job, Result
+from dtrak.contracts import Context, Job, Result
 
 
 class ThisProcess:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from dtrak.contracts import Family
 from dtrak.models.families.aura_flow import AuraFlow
 from dtrak.models.families.dit import DiT
-from dtrak.models.families.family import Difference, ModelFamily
 from dtrak.models.families.flux import Flux
 from dtrak.models.families.latent_diffusion import LatentDiffusion
 from dtrak.models.families.lumina import Lumina
@@ -21,8 +21,6 @@ from dtrak.registry import Registry
 __all__ = [
     "DDPM",
     "FAMILIES",
-    "Difference",
-    "ModelFamily",
     "PipelineFamily",
     "StableDiffusion",
     "family_of",
@@ -42,15 +40,15 @@ BUILT_IN: dict[str, DDPM | PipelineFamily] = {
     "aura-flow": AuraFlow(),
     "lumina": Lumina(),
 }
-FAMILIES: Registry[ModelFamily] = Registry("kind of model", "dtrak.models", BUILT_IN)
+FAMILIES: Registry[Family] = Registry("kind of model", "dtrak.models", BUILT_IN)
 
 
-def family_of(settings: Any) -> ModelFamily:
+def family_of(settings: Any) -> Family:
     """Return the family of a recipe's section `model`."""
     return FAMILIES.choose(settings.kind)
 
 
-def family_that_opens(folder: Path, source: str) -> ModelFamily:
+def family_that_opens(folder: Path, source: str) -> Family:
     """Return the family of the model in a folder; families of other packages are tried first, `ddpm` last."""
     from dtrak.models.pipelines import pipeline_class, refuse_pipeline
 

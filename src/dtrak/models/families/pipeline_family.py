@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtrak.checks import Section, first_difference
+from dtrak.contracts import Difference
 from dtrak.errors import UsageError
 from dtrak.files import full_name
-from dtrak.models.families.family import Difference
 from dtrak.models.settings import PipelineSettings, Shape
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtrak.checks import Section, first_difference
-from dtrak.models.families.family import Difference
+from dtrak.contracts import Difference
 from dtrak.models.settings import DDPMSettings, Shape
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, model_v
 from pydantic_core import PydanticCustomError
 
 from dtrak.checks import MOST, Fraction, OpenFraction, Positive, Section, Seed, shortened
+from dtrak.contracts import Family
 from dtrak.errors import UsageError
 from dtrak.images.selection import Selection
 from dtrak.inputs.settings import Settings
-from dtrak.models.families import FAMILIES, ModelFamily, family_of
+from dtrak.models.families import FAMILIES, family_of
 
 LONGEST_NAME = 100  # bytes
 TRAINING_FIELDS: Any = {"data": {"train", "select", "crop", "size", "channels"}, "model": True, "training": True}
@@ -139,7 +140,7 @@ class Recipe(Section):
         return self
 
     @property
-    def family(self) -> ModelFamily:
+    def family(self) -> Family:
         """The family that makes, saves and describes its model."""
         return family_of(self.model)
 
