@@ -85,3 +85,14 @@ def test_they_are_listed_beside_the_others(package: Path, command: Command) -> N
     listed = dtrak_fresh("methods", cwd=package, PYTHONPATH=str(package))
     assert re.search(r"^ *twice +trak, twice", listed.out, re.MULTILINE)
     assert "choose from process, pool, ray, backwards" in command("serve", "run", "--engine", "sideways").error
+
+
+def test_one_that_cannot_be_loaded_is_named_and_left_out(tmp_path: Path) -> None:
+    about = tmp_path / "broken-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[dtrak.methods]\nbroken = nowhere:METHOD\n")
+    listed = dtrak("methods", cwd=tmp_path, packages=tmp_path)
+    assert (listed.code, "step-trak" in listed.out, "broken" in listed.out) == (0, True, False)
+    reason = "ModuleNotFoundError: No module named 'nowhere'"
+    assert listed.err == f"Left out: the method broken, as nowhere:METHOD cannot be loaded ({reason})\n"

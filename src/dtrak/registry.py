@@ -1,11 +1,12 @@
 """Find objects by name: those of this package, those that Python code adds, and those that other packages offer.
 
-Another package offers one by an entry point in the group `dtrak.KIND`, such as `dtrak.methods`. Entry points are read
-when a name is looked up that is not known yet, or when all names are listed, in every process that needs them.
+Those of this package are written as texts, "module:attribute", and loaded when they are first used. Another package
+offers one by an entry point in the group `dtrak.KIND`, such as `dtrak.methods`. Entry points are read, in every process
+that needs them, when a name is looked up that is not known yet, or when all names are listed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
 from dtrak.errors import UsageError
@@ -16,40 +17,44 @@ Registered = TypeVar("Registered")
 class Registry(Mapping[str, Registered], Generic[Registered]):
     """A mapping from names to entries, to which more can be added; errors call an entry a `kind`."""
 
-    def __init__(self, kind: str, group: str, entries: Mapping[str, Registered]) -> None:
+    def __init__(self, kind: str, group: str, entries: Mapping[str, str | Registered]) -> None:
         self.kind = kind
         self.group = group  # of the entry points
-        self._known = dict(entries)
+        self._known: dict[str, EntryPoint | Registered] = {
+            name: EntryPoint(name, entry, group) if isinstance(entry, str) else entry for name, entry in entries.items()
+        }
         self._added: set[str] = set()
         self._has_read_entry_points = False
 
-    def add(self, name: str, entry: Registered) -> str:
-        """Add an entry under a name, and return the name; two different entries cannot have the same name."""
-        if self._known.get(name, entry) != entry:
-            raise UsageError(f"there is another {self.kind} called {name!r} already: give yours another name")
-        if name not in self._known:
-            self._known[name] = entry
-            self._added.add(name)
-        return name
-
-    def added(self, names: Iterable[str]) -> dict[str, Registered]:
-        """Return those of the named entries that Python code added. Other processes do not know them."""
-        return {name: self._known[name] for name in names if name in self._added}
-
-    def learn(self, entries: Mapping[str, Registered]) -> None:
-        """Add the entries that another process sent, unless their names are known already."""
-        for name, entry in entries.items():
-            if name not in self:
-                self.add(name, entry)
-
     def __getitem__(self, name: str) -> Registered:
-        return self._known[name] if name in self._known else self._all[name]
+        if name not in self._known:
+            self._read_entry_points()
+        entry = self._known[name]
+        if isinstance(entry, EntryPoint):
+            entry = self._known[name] = entry.load()
+        return entry
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all)
+        self._read_entry_points()
+        return iter(self._known)
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(list(iter(self)))
+
+    def _read_entry_points(self) -> None:
+        """Load what other packages offer, which cannot replace what is known; what cannot be loaded is left out."""
+        if self._has_read_entry_points:
+            return
+        self._has_read_entry_points = True
+        for point in entry_points(group=self.group):
+            if point.name not in self._known:
+                try:
+                    self._known[point.name] = point.load()
+                except Exception as error:  # the code of others may raise anything
+                    from dtrak.progress import say  # slow to load, and hardly ever needed
+
+                    reason = f"{type(error).__name__}: {error}"
+                    say(f"Left out: the {self.kind} {point.name}, as {point.value} cannot be loaded ({reason})")
 
     def choose(self, name: str) -> Registered:
         """Return the entry of this name; refuse an unknown name, and list the known ones."""
@@ -57,11 +62,21 @@ class Registry(Mapping[str, Registered], Generic[Registered]):
             raise UsageError(f"unknown {self.kind} {name!r}: choose from {', '.join(self)}")
         return self[name]
 
-    @property
-    def _all(self) -> dict[str, Registered]:
-        """Return all entries, with those of other packages, which cannot replace one of this package."""
-        if not self._has_read_entry_points:
-            self._has_read_entry_points = True
-            for point in entry_points(group=self.group):
-                self._known.setdefault(point.name, point.load())
-        return self._known
+    def add(self, name: str, entry: Registered) -> str:
+        """Add an entry under a name, and return the name; two different entries cannot have the same name."""
+        if name not in self:
+            self._known[name] = entry
+            self._added.add(name)
+        elif self[name] != entry:
+            raise UsageError(f"there is another {self.kind} called {name!r} already: give yours another name")
+        return name
+
+    def added(self, names: Iterable[str]) -> dict[str, Registered]:
+        """Return those of the named entries that Python code added. Other processes do not know them."""
+        return {name: self[name] for name in names if name in self._added}
+
+    def learn(self, entries: Mapping[str, Registered]) -> None:
+        """Add the entries that another process sent, unless their names are known already."""
+        for name, entry in entries.items():
+            if name not in self:
+                self.add(name, entry)
