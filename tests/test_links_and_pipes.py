@@ -91,7 +91,7 @@ def test_a_pipe_gets_the_scores_and_stays_one(own_run: Path, tmp_path: Path) -> 
 
 
 def test_standard_output_that_is_a_pipe_is_written_into_and_gets_nothing_else(tmp_path: Path) -> None:
-    script = "from pathlib import Path; from dtrak.files import write_text; from dtrak.printing import tell; "
+    script = "from pathlib import Path; from dtrak.files import write_text; from dtrak.tables import tell; "
     script += "write_text(Path('/dev/stdout'), 'scores'); tell('The scores', Path('/dev/stdout'))"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("scores", "The scores: /dev/stdout\n")

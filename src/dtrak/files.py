@@ -18,14 +18,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
-import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from dtrak.errors import DtrakError, UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 TEMPORARY = re.compile(r"\..+\.dtrak-([0-9a-f]{8})-(\d{1,9})-\d+\.tmp", re.DOTALL)
 DAY = 86_400.0  # seconds after which a temporary file of another machine is a leftover
@@ -175,15 +176,19 @@ def readable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def as_npy(array: NDArray[Any]) -> bytes:
+def as_npy(array: "NDArray[Any]") -> bytes:
     """Return the content of an .npy file of the array."""
+    import numpy as np  # dtrak --help does without
+
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
 
 
-def as_npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def as_npz(arrays: "Mapping[str, NDArray[Any]]") -> bytes:
     """Return the content of a compressed .npz file of the arrays."""
+    import numpy as np
+
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()

@@ -1,12 +1,17 @@
-"""A table of results, for people (text, Markdown, LaTeX) and for other programs (CSV)."""
+"""A table of results, for people (console, text, Markdown, LaTeX) and for other programs (CSV); what commands print.
+
+In CSV files, a text that a spreadsheet would run as a formula gets a quote in front, which marks it as text. If it
+begins with quotes already, it gets one more, so that removing one quote always gives back the original.
+"""
 
 import csv
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
+from typing import Literal
 
 import rich.table
 from rich.box import SIMPLE_HEAD
@@ -14,56 +19,21 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from dtrak.errors import UsageError
-from dtrak.files import write_text
-from dtrak.spreadsheets import harmless, quoting
+from dtrak.files import is_stream, write_text
+from dtrak.progress import console
 
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # the first characters of a formula
 # Characters that LaTeX reads as commands, that its usual font shows as others, or that it has in formulas only.
 LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        **{character: f"\\{character}" for character in "{}$&#_%"},
-        **{character: f"{{{character}}}" for character in "[]*"},  # after \\ they would be read as its options
-        **{character: f"${character}$" for character in "<>|"},
-        **{character: f"$^{digit}$" for digit, character in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
-        **{character: f"$_{digit}$" for digit, character in enumerate("₀₁₂₃₄₅₆₇₈₉")},
-        "⁻": "$^-$",
-        "−": "$-$",
-        "‖": r"$\Vert$",
-        "½": r"$\frac12$",
-        "·": r"$\cdot$",
-        "×": r"$\times$",
-        "÷": r"$\div$",
-        "±": r"$\pm$",
-        "≤": r"$\leq$",
-        "≥": r"$\geq$",
-        "≠": r"$\neq$",
-        "≈": r"$\approx$",
-        "ℓ": r"$\ell$",
-        "∈": r"$\in$",
-        "∞": r"$\infty$",
-        "√": r"$\surd$",
-        "→": r"$\rightarrow$",
-        "←": r"$\leftarrow$",
-        "α": r"$\alpha$",
-        "β": r"$\beta$",
-        "γ": r"$\gamma$",
-        "δ": r"$\delta$",
-        "ε": r"$\varepsilon$",
-        "η": r"$\eta$",
-        "θ": r"$\theta$",
-        "λ": r"$\lambda$",
-        "μ": r"$\mu$",
-        "ρ": r"$\rho$",
-        "σ": r"$\sigma$",
-        "τ": r"$\tau$",
-        "φ": r"$\varphi$",
-        "Δ": r"$\Delta$",
-        "Σ": r"$\Sigma$",
-        "Φ": r"$\Phi$",
-    }
+    {character: f"\\{character}" for character in "{}$&#_%"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {character: f"{{{character}}}" for character in "[]*"}  # after \\ they would be read as its options
+    | {character: f"${character}$" for character in "<>|"}
+    | {character: f"$^{plain}$" for character, plain in zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True)}
+    | {"−": "$-$", "±": r"$\pm$", "×": r"$\times$", "÷": r"$\div$", "·": r"$\cdot$", "√": r"$\surd$"}
+    | {"λ": r"$\lambda$", "η": r"$\eta$", "ℓ": r"$\ell$", "½": r"$\frac12$", "‖": r"$\Vert$", "≤": r"$\leq$"}
 )
+output = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 @dataclass(frozen=True)
@@ -94,7 +64,7 @@ class Table:
         for index, (head, is_right) in enumerate(zip(self.heads, self._right(), strict=True)):
             table.add_column(Text(head), justify="right" if is_right else "left", no_wrap=index == 0)
         for row in self._texts():
-            table.add_row(*(Text(text) for text in row))
+            table.add_row(*map(Text, row))
         return Group(table, *(Text(note, style="italic") for note in self.notes))
 
     def text(self) -> str:
@@ -104,12 +74,11 @@ class Table:
         return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
     def csv(self) -> str:
-        """Return heads and rows as CSV; numbers have all digits, and `spreadsheets.original` reads the text."""
+        """Return heads and rows as CSV; numbers have all digits, and `original` reads the text."""
         rows = [self.heads, *([one.value if isinstance(one, Cell) else one for one in row] for row in self.rows)]
         cells = [[harmless(one) if isinstance(one, str) else one for one in row] for row in rows]
-        file = io.StringIO()
-        how = quoting(one for row in cells for one in row if isinstance(one, str))
-        csv.writer(file, lineterminator="\n", quoting=how).writerows(cells)  # type: ignore[arg-type]
+        file, texts = io.StringIO(), (one for row in cells for one in row if isinstance(one, str))
+        csv.writer(file, lineterminator="\n", quoting=quoting(texts)).writerows(cells)
         return file.getvalue()
 
     def markdown(self) -> str:
@@ -121,19 +90,13 @@ class Table:
 
     def latex(self) -> str:
         r"""Return the table in LaTeX, for a document with \usepackage{booktabs}."""
-        import pandas
-
-        frame = pandas.DataFrame([map(_latex, row) for row in self._texts()], columns=list(map(_latex, self.heads)))
+        head, *rows = [" & ".join(map(_latex, row)) + r" \\" for row in (self.heads, *self._texts())]
         columns = "".join("r" if is_right else "l" for is_right in self._right())
-        table: str = frame.style.hide(axis="index").to_latex(
-            environment="table",
-            position_float="centering",
-            column_format=columns,
-            hrules=True,
-            caption=_latex(self.caption) or None,
-        )
-        notes = "".join(rf"\par\smallskip {_latex(note)}" + "\n" for note in self.notes)
-        return table.replace(r"\end{table}", notes + r"\end{table}")
+        caption = [rf"\caption{{{_latex(self.caption)}}}"] if self.caption else []
+        table = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
+        notes = [rf"\par\smallskip {_latex(note)}" for note in self.notes]
+        lines = [r"\begin{table}", r"\centering", *caption, *table, r"\end{tabular}", *notes, r"\end{table}"]
+        return "\n".join(lines) + "\n"
 
     def _texts(self) -> list[list[str]]:
         return [[_text(entry) for entry in row] for row in self.rows]
@@ -157,6 +120,21 @@ def _latex(text: str) -> str:
     return re.sub("-(?=-)", "-{}", text.translate(LATEX))
 
 
+def harmless(text: str) -> str:
+    """Return what a CSV file holds for a text: =1+1 becomes '=1+1, and most texts stay unchanged."""
+    return f"'{text}" if text.lstrip("'").startswith(FORMULAS) else text
+
+
+def original(cell: str) -> str:
+    """Return the text from which `harmless` made this cell."""
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(FORMULAS) else cell
+
+
+def quoting(texts: Iterable[str]) -> Literal[0, 2]:
+    """Return the csv module's option for quoting these texts: by default it does not quote a carriage return."""
+    return csv.QUOTE_NONNUMERIC if any("\r" in text for text in texts) else csv.QUOTE_MINIMAL
+
+
 FORMATS: dict[str, Callable[[Table], str]] = {
     ".csv": Table.csv,
     ".md": Table.markdown,
@@ -175,3 +153,27 @@ def write_table(table: Table, path: Path) -> None:
     """Write a table in the format of the path's ending."""
     check_table_path(path)
     write_text(path, FORMATS[path.suffix.lower()](table))
+
+
+def show(table: Table) -> None:
+    """Print a table, as wide as the terminal; without a terminal, as wide as its entries."""
+    if output.is_terminal:
+        output.print(table)
+    else:
+        output.print(table.text(), markup=False, end="")
+
+
+def show_yaml(text: str) -> None:
+    """Print YAML text unchanged, in colour on a terminal."""
+    if output.is_terminal:
+        from rich.syntax import Syntax  # slow to load
+
+        output.print(Syntax(text, "yaml", theme="ansi_dark", background_color="default", word_wrap=True))
+    else:
+        output.print(text, markup=False, end="")
+
+
+def tell(what: str, path: Path) -> None:
+    """Print what a command has made, and where; on standard error if it went into a stream, maybe standard output."""
+    where = console if is_stream(path) else output
+    where.print(f"{what}: {path}", markup=False, soft_wrap=True)

@@ -21,7 +21,7 @@ from dtrak.attribution.top_scores import check_array, held_arrays, held_of
 from dtrak.attribution.used_damping import UsedDamping
 from dtrak.files import readable, write_bytes, write_text
 from dtrak.images.metadata import plain_column
-from dtrak.spreadsheets import harmless, quoting
+from dtrak.tables import harmless, quoting
 
 if TYPE_CHECKING:
     import pandas

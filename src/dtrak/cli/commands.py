@@ -22,7 +22,7 @@ from dtrak.cli.index import index, search
 from dtrak.cli.plan import plan
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
-from dtrak.printing import show, tell
+from dtrak.tables import show, tell
 
 app = typer.Typer(cls=InOrder, rich_markup_mode=None)
 app.add_typer(evaluate.app, name="evaluate")

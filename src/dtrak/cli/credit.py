@@ -7,7 +7,7 @@ import typer
 
 from dtrak.checks import MOST
 from dtrak.cli.options import some_path, whole_number
-from dtrak.printing import show, tell
+from dtrak.tables import check_table_path, show, tell, write_table
 
 ScoresOrRun = Annotated[Path, typer.Argument(metavar="SCORES", help="A file of scores (.npz), or the folder of a run.")]
 By = Annotated[
@@ -64,7 +64,6 @@ def credit(
     from dtrak.attribution.credit import credit_tables, parse_groups
     from dtrak.attribution.scores import Scores
     from dtrak.files import check_writable
-    from dtrak.tables import check_table_path, write_table
 
     column, only = parse_groups(by)
     if out is not None:

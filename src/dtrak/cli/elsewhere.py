@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dtrak.cli import options
 from dtrak.cli.scoring import Scoring
-from dtrak.printing import tell
+from dtrak.tables import tell
 
 
 @dataclass(frozen=True)

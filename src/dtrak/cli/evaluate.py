@@ -12,13 +12,12 @@ from dtrak.cli.credit import Highest
 from dtrak.cli.help import GroupedCommand
 from dtrak.cli.scoring import Address, EngineName, Scoring, Workers, engine_of, with_scoring
 from dtrak.errors import UsageError
-from dtrak.printing import show, tell
+from dtrak.tables import Table, check_table_path, show, tell, write_table
 
 if TYPE_CHECKING:
     from dtrak.engines import Engine
     from dtrak.inputs.benchmark import Benchmark
     from dtrak.runs.run import Run
-    from dtrak.tables import Table
 
 app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mode=None)
 
@@ -293,7 +292,6 @@ def _benchmark_of(
 def _check_files(out: Path | None, table: Path | None) -> None:
     """Refuse files that cannot be written, before hours of work."""
     from dtrak.files import check_writable
-    from dtrak.tables import check_table_path
 
     if table is not None:
         check_table_path(table)
@@ -306,7 +304,6 @@ def _check_files(out: Path | None, table: Path | None) -> None:
 
 def _show(table: "Table", table_path: Path | None, title: str, written: Sequence[Path]) -> None:
     """Print a table and the paths that were written, and write the table to `table_path` if one is given."""
-    from dtrak.tables import write_table
 
     show(table)
     for path in written:

@@ -10,7 +10,7 @@ from dtrak.cli import options
 from dtrak.cli.options import some_path, whole_number
 from dtrak.cli.scoring import Scoring, with_scoring
 from dtrak.errors import UsageError
-from dtrak.printing import tell
+from dtrak.tables import tell
 
 if TYPE_CHECKING:
     from dtrak.inputs.task import Task

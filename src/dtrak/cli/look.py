@@ -5,13 +5,12 @@ from pathlib import Path
 
 from dtrak.cli import options, options_look
 from dtrak.errors import UsageError
-from dtrak.printing import show, show_yaml, tell
+from dtrak.tables import Table, show, show_yaml, tell
 
 
 def methods() -> None:
     """List the methods, with what each one is, needs and costs."""
     from dtrak.methods import METHODS
-    from dtrak.tables import Table
 
     rows = [(one.name, one.summary, one.needs, one.cost) for one in METHODS.values()]
     show(Table(["method", "what it is", "needs", "costs"], rows))
@@ -23,7 +22,6 @@ def recipes(name: options.RecipeName = None, model: options.FromModel = None) ->
     With --from, the recipe is one for a model that you have. The comments of a recipe explain each line.
     """
     from dtrak.runs.recipes import load_recipe, recipe_names, recipe_text
-    from dtrak.tables import Table
 
     if model is not None:
         from dtrak.models import load_model
@@ -44,7 +42,6 @@ def info(run_folder: options_look.RunToDescribe = None) -> None:
     For a run: what it holds, what was measured, and which command would be next. Without one: the versions of packages,
     devices and cores.
     """
-    from dtrak.tables import Table
 
     if run_folder is not None:
         from dtrak.report.contents import described

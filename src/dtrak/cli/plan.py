@@ -9,7 +9,7 @@ from dtrak.checks import MOST
 from dtrak.cli import options
 from dtrak.cli.options import some_path, whole_number
 from dtrak.errors import UsageError
-from dtrak.printing import show, tell
+from dtrak.tables import check_table_path, show, tell, write_table
 
 Count = Annotated[
     int,
@@ -50,7 +50,6 @@ def plan(
     here with a few random pictures, or given with --rate.
     """
     from dtrak.attribution.forecast import forecast, measured_rate
-    from dtrak.tables import check_table_path, write_table
 
     if rate is not None and not 0 < rate < float("inf"):
         raise UsageError(f"rate {rate}: it must be positive, in passes per second")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dtrak.cli.scoring import Scoring
 from dtrak.errors import UsageError
-from dtrak.printing import tell
+from dtrak.tables import tell
 
 if TYPE_CHECKING:
     from dtrak.features.shares import Share

@@ -12,7 +12,7 @@ from dtrak.explorer.address import is_loopback
 from dtrak.explorer.guard import ANY
 from dtrak.explorer.pages import Pages
 from dtrak.explorer.protocol import TimeLimitedProtocol
-from dtrak.printing import output
+from dtrak.tables import output
 
 SECONDS_TO_END = 3
 
