@@ -24,8 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dtrak.engines import cores, make_engine
-from dtrak.evaluation.jobs import Outputs, Retraining, TrainingJob, retrain
-from dtrak.evaluation.subsets import random_subsets
+from dtrak.evaluation.training_jobs import Outputs, Retraining, TrainingJob, random_subsets, retrain
 from dtrak.images.images import load_images
 from dtrak.runs.recipes import load_recipe
 

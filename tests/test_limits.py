@@ -10,7 +10,7 @@ from commands import dtrak
 from dtrak.checks import MOST, SEED
 from dtrak.engines import make_engine
 from dtrak.errors import UsageError
-from dtrak.evaluation.retraining import RetrainingSettings
+from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.features.featurizing import FeatureSettings, check_copies
 from dtrak.gradients.timesteps import select_timesteps
 

@@ -25,13 +25,11 @@ from numpy.typing import NDArray
 from dtrak import attribute
 from dtrak.attribution.scores import Scores
 from dtrak.engines import make_engine
-from dtrak.evaluation.credit import agreement, interval, true_shares
-from dtrak.evaluation.groups import LeftOut, leave_groups_out
-from dtrak.evaluation.jobs import TrainingJob
+from dtrak.evaluation.benchmark_making import RetrainingSettings, queries_of
 from dtrak.evaluation.lds import ceiling, evaluate_lds
+from dtrak.evaluation.left_out import LeftOut, agreement, interval, leave_groups_out, true_shares
 from dtrak.evaluation.outputs import model_outputs
-from dtrak.evaluation.retraining import RetrainingSettings
-from dtrak.evaluation.run_evaluation import queries_of
+from dtrak.evaluation.training_jobs import TrainingJob
 from dtrak.features.trajectories import seeds_of
 from dtrak.files import as_npy, as_npz, write_bytes
 from dtrak.gradients.timesteps import select_timesteps

@@ -156,14 +156,14 @@ def test_credit_against_models_without_an_artist_trains_each_of_them_once(own_ru
     first = dtrak("evaluate", "credit", own_run, *CREDIT.split(), cwd=own_run.parent)
     assert first.code == 0, first.err
     assert "8 of 8 models to train" in first.err  # three artists and all images, with two seeds
-    kept = {path.name: path.stat().st_mtime_ns for path in (own_run / "left-out").glob("*.npz")}
+    kept = {path.name: path.stat().st_mtime_ns for path in (own_run / "trainings").glob("*.npz")}
     found = json.loads((own_run / "credit.json").read_text())
     assert [*found["methods"]] == ["raw-pixel-dot", "d-trak"]
     assert (found["groups"], found["queries"], found["seeds"]) == (3, 3, 2)
     again = dtrak("evaluate", "credit", own_run, *CREDIT.split(), "--queries", "validation", cwd=own_run.parent)
     assert again.code == 0, again.err
     assert "to train" not in again.err
-    assert {path.name: path.stat().st_mtime_ns for path in (own_run / "left-out").glob("*.npz")} == kept
+    assert {path.name: path.stat().st_mtime_ns for path in (own_run / "trainings").glob("*.npz")} == kept
 
 
 @pytest.mark.parametrize(

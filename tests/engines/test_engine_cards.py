@@ -17,7 +17,7 @@ from dtrak import DiffusionModel, engines, load_images
 from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.evaluation import jobs, redrawing
-from dtrak.evaluation.jobs import Retraining, TrainingJob, run_jobs
+from dtrak.evaluation.training_jobs import Retraining, TrainingJob, run_jobs
 from dtrak.features.featurizing import FeatureSettings, _shards_by
 from dtrak.features.inputs import ModelInputs
 from dtrak.features.shards import SentWork, Work
@@ -74,10 +74,10 @@ def test_retraining_asks_for_its_cards(device: str, card: int | None, monkeypatc
     images = ModelInputs(load_images("digits:train").select(range(2)).in_memory())
     context = Retraining(load_recipe("digits"), images, np.ones((4, 2), dtype=np.bool_), device=device)
     engine = Recorded()
-    assert list(run_jobs(context, [TrainingJob(0)], engine, 1)) == []
+    assert list(run_jobs(context, [TrainingJob(0)], engine)) == []
     assert engine.asked == (True, card, "cuda")
     monkeypatch.setattr(jobs, "retrain", lambda context, job: {"device": context.device})
-    (here,) = (arrays for _, arrays in run_jobs(context, [TrainingJob(0)], make_engine("process"), 1))
+    (here,) = (arrays for _, arrays in run_jobs(context, [TrainingJob(0)], make_engine("process")))
     assert here["device"] == device
 
 

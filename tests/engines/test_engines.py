@@ -161,8 +161,7 @@ def test_a_job_has_its_threads_wherever_it_runs(threads: int) -> None:
 def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
     make: Callable[[str], Engine], finished_run: Path
 ) -> None:
-    from dtrak.evaluation.jobs import Outputs, Retraining, TrainingJob, retrain
-    from dtrak.evaluation.subsets import random_subsets
+    from dtrak.evaluation.training_jobs import Outputs, Retraining, TrainingJob, random_subsets, retrain
     from dtrak.features.inputs import ModelInputs
     from dtrak.runs.run import Run
 

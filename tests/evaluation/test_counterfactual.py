@@ -22,6 +22,8 @@ from dtrak.engines.this_process import ThisProcess
 from dtrak.errors import UsageError
 from dtrak.evaluation.counterfactual import (
     Counterfactual,
+    Redrawing,
+    choose_pictures,
     cosines,
     embeddings,
     evaluate_counterfactual,
@@ -29,9 +31,8 @@ from dtrak.evaluation.counterfactual import (
     l2_distances,
     unique_sets,
 )
-from dtrak.evaluation.jobs import TrainingJob
-from dtrak.evaluation.redrawing import Redrawing, choose_pictures
 from dtrak.evaluation.run_evaluation import counterfactual_run
+from dtrak.evaluation.training_jobs import TrainingJob
 from dtrak.features.encoders import load_encoder
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.noise import stream
@@ -193,12 +194,12 @@ def test_the_command_finds_what_retraining_by_hand_finds(run: Run) -> None:
         with Image.open(folder / name) as image:
             image.verify()
 
-    before = {path: path.stat().st_mtime_ns for path in (folder / "jobs").iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in (folder.parent / "trainings").glob("*.npz")}
     again = command(*COMMAND, *asked, cwd=place)
     assert again.code == 0
     assert "to train" not in again.err
     assert again.out == outcome.out
-    assert {path: path.stat().st_mtime_ns for path in (folder / "jobs").iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in (folder.parent / "trainings").glob("*.npz")} == before
 
 
 def test_at_a_step_estimates_are_compared_and_journey_trak_has_its_own_scores(run: Run) -> None:
@@ -286,7 +287,7 @@ def test_another_model_is_trained_anew(run: Run) -> None:
 
 
 def test_a_killed_command_goes_on_with_what_is_unfinished(run: Run) -> None:
-    place, jobs = run.folder.parent, run.folder / "counterfactual" / "jobs"
+    place, jobs = run.folder.parent, run.folder / "trainings"
     asked = (*COMMAND, "--method", "random,raw-pixel-dot", "--remove", REMOVE)
     with dtrak_started(*asked, cwd=place) as started:
         while not list(jobs.glob("[!.]*.npz")):
@@ -300,7 +301,7 @@ def test_a_killed_command_goes_on_with_what_is_unfinished(run: Run) -> None:
     outcome = command(*asked, cwd=place)
     assert outcome.code == 0, outcome.err
     assert f"{2 * PICTURES - len(finished)} of {2 * PICTURES} models to train" in outcome.err
-    assert len(list(jobs.iterdir())) == 2 * PICTURES, "something was left behind"
+    assert len(list(jobs.glob("*.npz"))) == 2 * PICTURES, "something was left behind"
     assert all(path.read_bytes() == content for path, content in finished.items())
 
 
@@ -308,7 +309,7 @@ def test_a_damaged_job_is_done_again(run: Run) -> None:
     question = choose_pictures(run, "cpu", 2, 2)
     scores: dict[int | None, dict[str, np.ndarray]] = {None: {"a": with_top([0, 1], [2, 3])}}
     (first,), _ = evaluate(question, scores)
-    path = next((run.folder / "counterfactual" / "jobs").iterdir())
+    path = next((run.folder / "trainings").glob("*.npz"))
     path.write_bytes(path.read_bytes()[:-50])
     (second,), jobs = evaluate(question, scores)
     assert len(jobs) == 1

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dtrak.errors import UsageError
-from dtrak.evaluation.credit import agreement, compare_credit, seeds_agreement, true_shares
-from dtrak.evaluation.groups import LeftOut, groups_of
+from dtrak.evaluation.left_out import LeftOut, agreement, compare_credit, groups_of, seeds_agreement, true_shares
 from dtrak.images.images import load_images
 
 EFFECTS = np.array([[4.0, 2, 1, -1], [0, 5, 3, 2]])

@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 
 from dtrak.cli.evaluate import app
-from dtrak.evaluation.retraining import RetrainingSettings
+from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.runs.recipes.schema import Evaluation
 
 OPTIONS = {"timesteps": "output_timesteps", "noises": "output_noises", "validation": "validation_count"}

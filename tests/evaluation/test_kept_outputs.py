@@ -10,13 +10,13 @@ from torch import Tensor
 
 from dtrak.engines import make_engine
 from dtrak.errors import UsageError
-from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
-from dtrak.files import as_npy, as_npz
+from dtrak.evaluation.benchmark_making import RetrainingSettings, make_benchmark
+from dtrak.files import as_npy
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.inputs.benchmark import Benchmark
 from dtrak.runs.run import Run
 
-ORDER = ("simple", "elbo", "square", "avg", "l1", "l2", "linf")  # of the rows that earlier versions kept
+ORDER = ("simple", "elbo", "square", "avg", "l1", "l2", "linf")
 SETTINGS = {"subsets": 2, "seeds": 1, "timesteps": 2, "noises": 1}
 
 
@@ -46,37 +46,11 @@ def own(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "own"))
 
 
-def as_before(folder: Path) -> None:
-    """Write the jobs as earlier versions did: one array [7, Q], its rows in the order of the objectives."""
-    for path in (folder / "jobs").glob("*.npz"):
-        with np.load(path) as archive:
-            rows = np.stack([archive[f"outputs/validation/{name}"] for name in ORDER])
-        path.write_bytes(as_npz({"outputs/validation": rows}))
-
-
 def test_a_job_keeps_an_array_for_each_objective_under_its_name(own: Path) -> None:
     for path in (own / "jobs").glob("*.npz"):
         with np.load(path) as archive:
             assert set(archive) == {f"outputs/validation/{name}" for name in ORDER}
             assert {archive[key].shape for key in archive} == {(3,)}
-
-
-def test_a_folder_of_an_earlier_version_opens_and_goes_on(own: Path, finished_run: Path) -> None:
-    before = outputs(own)
-    as_before(own)
-    kept = jobs(own)
-    for path in own.glob("outputs/*.npy"):
-        path.unlink()
-    make(finished_run, own)
-    assert outputs(own) == before
-    assert jobs(own) == kept, "no model is trained again"
-    make(finished_run, own, subsets=3)
-    assert kept.items() <= jobs(own).items()
-    for name in ORDER:
-        grown = Benchmark.open(own).losses("validation", name)
-        assert grown.shape == (3, 1, 3)
-        path = own / "losses.npy" if name == "simple" else own / "outputs" / f"validation-{name}.npy"
-        assert before[path.name] != path.read_bytes()
 
 
 def largest(predicted: Tensor, noise: Tensor, weights: Tensor) -> Tensor:
@@ -93,15 +67,12 @@ def turn_around(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("change", [add_one, turn_around])
-@pytest.mark.parametrize("before", [as_before, lambda folder: None], ids=["kept before", "kept by name"])
 def test_another_registry_retrains_nothing_and_labels_the_same(
     change: Callable[[pytest.MonkeyPatch], None],
-    before: Callable[[Path], None],
     own: Path,
     finished_run: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before(own)
     kept, assembled = jobs(own), outputs(own)
     with monkeypatch.context() as patch:
         change(patch)
@@ -124,13 +95,3 @@ def test_an_objective_that_all_jobs_have_is_put_together(
     add_one(monkeypatch)
     make(finished_run, tmp_path / "new", subsets=1)
     assert Benchmark.open(tmp_path / "new").losses("validation", "largest").shape == (1, 1, 3)
-
-
-@pytest.mark.parametrize("rows", [np.ones((6, 3)), np.ones((7, 4)), np.ones(7), np.array(1.0)])
-def test_what_no_version_has_kept_is_done_again(
-    rows: np.ndarray[tuple[int, ...], np.dtype[np.float64]], own: Path, finished_run: Path
-) -> None:
-    before, path = outputs(own), own / "jobs" / "subset-001-seed-0.npz"
-    path.write_bytes(as_npz({"outputs/validation": rows}))
-    make(finished_run, own)
-    assert outputs(own) == before

@@ -15,8 +15,8 @@ from diffusers import UNet2DModel
 
 from commands import dtrak
 from dtrak.errors import UsageError
+from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.evaluation.planning import Plan, PlannedStep, plan
-from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.images.images import load_images
 from dtrak.methods import split_methods
 from dtrak.models import new_model

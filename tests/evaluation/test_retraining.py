@@ -19,10 +19,17 @@ from commands import processes
 from dtrak.engines import make_engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation import outputs as outputs_module
-from dtrak.evaluation.jobs import Retraining, TrainingJob, model_with_weights, retrain, run_jobs, threads_per_job
+from dtrak.evaluation.benchmark_making import RetrainingSettings, make_benchmark
 from dtrak.evaluation.outputs import model_outputs
-from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
-from dtrak.evaluation.subsets import random_subsets
+from dtrak.evaluation.training_jobs import (
+    Retraining,
+    TrainingJob,
+    model_with_weights,
+    random_subsets,
+    retrain,
+    run_jobs,
+    threads_per_job,
+)
 from dtrak.features.inputs import ModelInputs
 from dtrak.files import alone_in
 from dtrak.gradients.objectives import OBJECTIVES
@@ -120,7 +127,7 @@ def context_of(run: Run, masks: Sequence[Sequence[bool]] | np.ndarray[Any, Any],
 def test_all_images_and_the_same_seed_give_the_runs_own_model(finished_run: Path) -> None:
     run = Run.open(finished_run)
     context = context_of(run, np.ones((1, 1000), bool))
-    (result,) = (arrays for _, arrays in run_jobs(context, [TrainingJob(0)], make_engine("process"), threads=1))
+    (result,) = (arrays for _, arrays in run_jobs(context, [TrainingJob(0)], make_engine("process")))
     assert model_with_weights(context, result).fingerprint == run.model().fingerprint
 
 
@@ -145,13 +152,13 @@ def test_images_in_memory_are_the_same_and_need_no_file(tmp_path: Path) -> None:
 
 
 def test_large_models_get_more_threads_and_leave_room_for_fewer_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dtrak.evaluation import jobs
+    from dtrak.evaluation import training_jobs
 
     recipe = load_recipe("digits")
-    monkeypatch.setattr(jobs, "cores", lambda: 16)
+    monkeypatch.setattr(training_jobs, "cores", lambda: 16)
     found = []
     for gigabytes in (64, 4, 1):
-        monkeypatch.setattr(jobs, "total_memory", lambda device, gigabytes=gigabytes: gigabytes << 30)
+        monkeypatch.setattr(training_jobs, "total_memory", lambda device, gigabytes=gigabytes: gigabytes << 30)
         found.append(threads_per_job(recipe, new_model(recipe.model, (1, 8, 8), "tiny"), {}))
     assert found == [1, 5, 16]
 
@@ -193,7 +200,7 @@ def test_the_arrays_are_the_outputs_of_the_models_that_were_kept(benchmark: Path
 
 
 def test_a_kept_model_is_what_train_makes_of_its_subset_and_seed(benchmark: Path, finished_run: Path) -> None:
-    from dtrak.evaluation.jobs import with_training_seed
+    from dtrak.evaluation.training_jobs import with_training_seed
     from dtrak.runs.training import train_in_memory
 
     run = Run.open(finished_run)
@@ -209,7 +216,7 @@ def test_killed_again_and_again_only_what_is_missing_is_done_and_every_byte_is_t
     for finished in (1, 3):
         process = processes.Process(target=make, args=(finished_run, folder), kwargs={"keep_models": True})
         process.start()
-        while process.is_alive() and len(list(folder.glob("jobs/subset-*.npz"))) < finished:
+        while process.is_alive() and len(list(folder.glob("jobs/*.npz"))) < finished:
             time.sleep(0.002)
         process.kill()
         process.join()
@@ -231,7 +238,7 @@ def test_a_pool_gives_the_same_bytes_even_when_a_worker_is_killed(
     folder, killed = tmp_path / "pool", list[int]()
 
     def kill_one() -> None:
-        while not list(folder.glob("jobs/subset-*.npz")):
+        while not list(folder.glob("jobs/*.npz")):
             time.sleep(0.01)
         workers = [pid for pid in children(os.getpid()) if b"dtrak.engines.worker" in commandline(pid)]
         os.kill(workers[0], signal.SIGKILL)
@@ -284,12 +291,13 @@ def test_a_damaged_job_is_done_again_and_no_other(
     damage: Callable[[Path], None], own_benchmark: Path, finished_run: Path
 ) -> None:
     whole, before = content(own_benchmark), written_at(own_benchmark)
-    damage(own_benchmark / "jobs" / "subset-001-seed-0.npz")
+    damaged, intact = sorted((own_benchmark / "jobs").glob("*.npz"))
+    damage(damaged)
     make(finished_run, own_benchmark, seeds=1)
     assert content(own_benchmark) == whole
     after = written_at(own_benchmark)
-    assert after["subset-000-seed-0"] == before["subset-000-seed-0"]
-    assert after["subset-001-seed-0"] > before["subset-001-seed-0"]
+    assert after[intact.stem] == before[intact.stem]
+    assert after[damaged.stem] > before[damaged.stem]
 
 
 def test_more_subsets_and_seeds_add_to_what_is_there(own_benchmark: Path, finished_run: Path) -> None:

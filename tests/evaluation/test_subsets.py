@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dtrak.errors import UsageError
-from dtrak.evaluation.subsets import random_subsets
+from dtrak.evaluation.training_jobs import random_subsets
 
 label_lists = st.lists(st.integers(0, 6), min_size=4, max_size=150)
 fractions = st.floats(0.15, 0.85)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from commands import dtrak
 from dtrak.errors import DtrakError, UsageError
-from dtrak.evaluation.retraining import RetrainingSettings
+from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.features.store import FeatureStore
 from dtrak.inputs.benchmark import Benchmark
 from dtrak.runs.recipes import Evaluation

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dtrak.errors import UsageError
-from dtrak.evaluation.subsets import random_subsets
+from dtrak.evaluation.training_jobs import random_subsets
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.selection import chosen_rows
 from dtrak.models.families.stable_diffusion import StableDiffusionSettings

@@ -132,12 +132,12 @@ def retrain(
     typed = _typed(subsets, fraction, seeds, output_timesteps, output_noises, validation_count, keep_models)
 
     from dtrak.engines import make_engine
-    from dtrak.evaluation.retraining import OTHER_SUBSETS, RetrainingSettings
-    from dtrak.evaluation.run_evaluation import benchmark_run
+    from dtrak.evaluation.benchmark_making import OTHER_SUBSETS, RetrainingSettings, make_benchmark, queries_of
 
     settings = RetrainingSettings.resumed(run_folder / RETRAINED, opened.recipe.evaluation, typed, OTHER_SUBSETS)
     where = engine_of(engine, workers, address) or make_engine("pool")
-    made = benchmark_run(opened, settings, where, options.chosen_device(device), RETRAINED)
+    folder, queries = run_folder / RETRAINED, queries_of(opened, settings)
+    made = make_benchmark(opened, folder, settings, where, queries, options.chosen_device(device))
     tell("The retrained models' losses", made.folder)
 
 
@@ -172,12 +172,11 @@ def counterfactual(
 
     from dtrak.engines import make_engine
     from dtrak.evaluation import counterfactual as evaluation
-    from dtrak.evaluation.redrawing import choose_pictures
     from dtrak.evaluation.run_evaluation import counterfactual_run
     from dtrak.report.counterfactual_figures import save_counterfactual_figures
     from dtrak.runs.attributing import settings_of
 
-    redrawing = choose_pictures(opened, options.chosen_device(device), count, remove, steps)
+    redrawing = evaluation.choose_pictures(opened, options.chosen_device(device), count, remove, steps)
     settings = scoring.settings(settings_of(opened))
     results = counterfactual_run(
         redrawing,
@@ -187,7 +186,7 @@ def counterfactual(
         cache=scoring.cache,
         gradient_engine=scoring.engine,
     )
-    folders = [evaluation.folder_of(redrawing, result.step) for result in results]
+    folders = [redrawing.folder(result.step) for result in results]
     for result, folder in zip(results, folders, strict=True):
         save_counterfactual_figures(result, folder)
     _show(evaluation.table(results), table, "The numbers and figures", folders)
@@ -212,7 +211,7 @@ def credit(
 
     The run's model is retrained without all images of each artist, and once on all images, with several seeds. The
     losses of the run's queries, and the pictures drawn again, tell how much each artist matters. Then the credit of
-    each method is compared with that. The trainings are kept in RUN/left-out.
+    each method is compared with that. The trainings are kept in RUN/trainings.
     """
     from dtrak.runs.run import Run
 
@@ -223,8 +222,8 @@ def credit(
     _check_files(out, table)
 
     from dtrak.engines import make_engine
-    from dtrak.evaluation.retraining import RetrainingSettings
-    from dtrak.evaluation.run_evaluation import check_queries, credit_run
+    from dtrak.evaluation.benchmark_making import RetrainingSettings, check_queries
+    from dtrak.evaluation.run_evaluation import credit_run
     from dtrak.files import write_json
     from dtrak.runs.attributing import settings_of
     from dtrak.runs.run import BENCHMARK
@@ -280,13 +279,17 @@ def _benchmark_of(
     A setting that was not typed keeps the value that the benchmark was begun with; that of a new one is the recipe's.
     """
     from dtrak.engines import make_engine
-    from dtrak.evaluation.retraining import RetrainingSettings
-    from dtrak.evaluation.run_evaluation import benchmark_run, check_benchmark_options
+    from dtrak.evaluation.benchmark_making import RetrainingSettings, check_queries, make_benchmark, queries_of
+    from dtrak.evaluation.comparison import CHOSEN, MIN_SUBSETS
     from dtrak.runs.run import BENCHMARK
 
     settings = RetrainingSettings.resumed(run.folder / BENCHMARK, run.recipe.evaluation, typed)
-    check_benchmark_options(run, queries, damping, settings.subsets)
-    return benchmark_run(run, settings, engine or make_engine("pool"), device)
+    check_queries(run, queries)
+    if damping == CHOSEN and settings.subsets < 2 * MIN_SUBSETS:
+        said = "too few to choose the damping on one half and report on the other"
+        raise UsageError(f"subsets {settings.subsets}: {said}")
+    folder, asked = run.folder / BENCHMARK, queries_of(run, settings)
+    return make_benchmark(run, folder, settings, engine or make_engine("pool"), asked, device)
 
 
 def _check_files(out: Path | None, table: Path | None) -> None:

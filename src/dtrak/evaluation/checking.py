@@ -9,7 +9,7 @@ import torch
 
 from dtrak.attribution.preparing import check_objective
 from dtrak.errors import UsageError
-from dtrak.evaluation.retraining import RetrainingSettings
+from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.features.encoders import load_encoder
 from dtrak.features.featurizing import check_copies
 from dtrak.features.settings import DEFAULT_ENCODER

@@ -6,11 +6,10 @@ seed, and it draws again from the query's seed. For the original x and the count
     ℓ2 = ‖x − x′‖₂ over pixels in [−1, 1],        cosine = e(x)·e(x′) / (‖e(x)‖ ‖e(x′)‖) of an encoder's embeddings e
 
 For latent models, ℓ2 is the distance of the modes of the pictures' latents, without the scaling factor that the network
-sees. The further apart x and x′ are, the better the scores.
-At a timestep t of the trajectory, x and x′ are the two models' estimates x̂_0(x_t) of the finished picture, each from
-the x_t of its own trajectory.
+sees. The further apart x and x′ are, the better the scores. At a timestep t of the trajectory, x and x′ are the two
+models' estimates x̂_0(x_t) of the finished picture, each from the x_t of its own trajectory.
 
-Queries, methods and timesteps that remove the same images share one retraining (`redrawing.py`).
+Queries, methods and timesteps that remove the same images share one training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,19 +22,165 @@ import torch
 from numpy.typing import NDArray
 
 from dtrak.engines import Engine
-from dtrak.evaluation.redrawing import Drawn, Redrawing, TrajectoryStep, draw_again, draw_without
+from dtrak.errors import UsageError
+from dtrak.evaluation.training_jobs import Arrays, Retraining, TrainingJob, results
 from dtrak.features.encoders import BATCH_SIZE, Encoder
-from dtrak.features.trajectories import SEED
-from dtrak.files import alone_in, as_npz, write_bytes, write_json
+from dtrak.features.trajectories import SEED, Trajectories, not_as_drawn, seeds_of
+from dtrak.files import as_npz, write_bytes, write_json
 from dtrak.images.images import Images
-from dtrak.models.sampling import to_pixels
-from dtrak.runs.run import versions
+from dtrak.models import DiffusionModel
+from dtrak.models.sampling import sample, to_pixels
+from dtrak.runs.run import TRAININGS, Run, versions
 from dtrak.tables import Cell, Entry, Table
 
+DEFAULT_PICTURES = 60  # drawn again, unless the user or the recipe says otherwise
+DEFAULT_SHARE = 1 / 5  # of the training images, removed for each picture
 CONTROL = "random"  # the method with which others are compared
 
 Floats = NDArray[np.float64]
 Pixels = NDArray[np.uint8]
+TrajectoryStep = int | None  # a timestep of the trajectory; None is its end, the finished picture
+
+
+@dataclass(frozen=True, eq=False)
+class Redrawing:
+    """Which pictures are drawn again, how many images are removed for each, and at which timesteps to compare them."""
+
+    run: Run
+    model: DiffusionModel
+    queries: Images
+    remove: int
+    steps: tuple[TrajectoryStep, ...]
+    device: str  # as the user gave it: `cuda` means any GPU
+
+    @property
+    def seeds(self) -> list[int]:
+        return seeds_of(self.queries)
+
+    @property
+    def prompts(self) -> list[str] | None:
+        return None if self.model.conditions is None else self.model.conditions.texts(self.queries)
+
+    @property
+    def ddim_steps(self) -> int:
+        return self.run.recipe.generation.steps
+
+    def folder(self, step: TrajectoryStep) -> Path:
+        """Return the folder for the results of a timestep."""
+        return self.run.folder / "counterfactual" / ("" if step is None else f"step-{step}")
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Pictures, and the same pictures in the space in which their distances are measured."""
+
+    pictures: NDArray[np.float32]  # [Q, C, H, W] in [−1, 1]
+    latents: NDArray[np.float32]  # [Q, …], in the autoencoder's own scale; of a model without latents, the pictures
+
+    @property
+    def pixels(self) -> Pixels:
+        """Return the pictures as uint8 [Q, H, W, C]."""
+        return np.asarray(to_pixels(torch.from_numpy(self.pictures)).numpy())
+
+
+def default_removed(total: int) -> int:
+    """Return how many training images are removed for a picture, unless the user or the recipe says otherwise."""
+    return max(1, round(DEFAULT_SHARE * total))
+
+
+def choose_pictures(
+    run: Run, device: str, count: int | None = None, remove: int | None = None, steps: Sequence[int] = ()
+) -> Redrawing:
+    """Choose the run's first generated pictures to be drawn again; refuse numbers and timesteps that are impossible.
+
+    The recipe gives the number of pictures and of removed images if the arguments do not. Of `steps`, the nearest
+    timesteps of the trajectory are taken.
+    """
+    model = run.model().to(device)
+    run.check_model_is_the_recipes(model)
+    folder, train, recipe = run.folder / "generated", run.train_images, run.recipe.evaluation
+    if not folder.exists():
+        raise UsageError(f"{run.folder} has no generated pictures yet: `dtrak generate {run.folder}` draws them")
+    queries = run.query_images(str(folder))
+    if SEED not in queries.columns:
+        raise UsageError(
+            f"{folder} does not say from which seeds its pictures were drawn: `dtrak generate {run.folder}` draws "
+            "them again"
+        )
+    if count is not None and not 1 <= count <= len(queries):
+        raise UsageError(
+            f"count {count}: {folder} holds {len(queries)} pictures (`dtrak generate {run.folder} --count {count}`)"
+        )
+    if remove is None:
+        remove = recipe.remove or default_removed(len(train))
+    if not 1 <= remove < len(train):
+        raise UsageError(
+            f"remove {remove}: give a number from 1 to {len(train) - 1}, as {train.source} has {len(train)} images"
+        )
+    passed = [t for step in steps for t in Trajectories(model, queries, run.recipe.generation.steps, step).timesteps]
+    chosen = queries.first(recipe.pictures or DEFAULT_PICTURES if count is None else count)
+    return Redrawing(run, model, chosen, remove, tuple(dict.fromkeys(passed)) or (None,), device)
+
+
+def draw_again(redrawing: Redrawing) -> dict[TrajectoryStep, Drawn]:
+    """Draw the queries again with the run's model, and return them at each timestep."""
+    guidance = redrawing.run.recipe.generation.guidance
+    drawn = sample(redrawing.model, redrawing.seeds, redrawing.ddim_steps, True, redrawing.prompts, guidance)
+    assert drawn.estimates is not None
+    arrays = {"pictures": drawn.pictures.cpu().numpy(), "estimates": drawn.estimates.cpu().numpy()}
+    originals = {step: _at(redrawing, arrays, step) for step in {*redrawing.steps, None}}
+    row = not_as_drawn(redrawing.queries, torch.from_numpy(originals[None].pictures))
+    if row is not None:  # its scores would be of another picture
+        raise UsageError(
+            f"{redrawing.queries.ids[row]} of {redrawing.queries.source} is not what {redrawing.model.source} draws "
+            f"from seed {redrawing.seeds[row]}: `dtrak generate {redrawing.run.folder}` draws it again"
+        )
+    return originals
+
+
+def draw_without(
+    redrawing: Redrawing,
+    sets: NDArray[np.bool_],
+    which: NDArray[np.int64],
+    steps: Sequence[TrajectoryStep],
+    engine: Engine,
+) -> list[Drawn]:
+    """Train a model without each of the sets [M, N], and draw the queries with them.
+
+    The l-th result, for the timestep `steps[l]`, holds for each query q what the model without set `which[l, q]` draws.
+    """
+    run, model, seeds, prompts = redrawing.run, redrawing.model, redrawing.seeds, redrawing.prompts
+    jobs = []
+    for subset in range(len(sets)):
+        wanted = np.flatnonzero((which == subset).any(0))
+        of_these = () if prompts is None else tuple(prompts[query] for query in wanted)
+        jobs.append(TrainingJob(subset, 0, tuple(seeds[query] for query in wanted), of_these, trajectory=True))
+    context = Retraining.of(run, model, ~sets, device=redrawing.device)
+    pictures = np.empty((*which.shape, *model.image_shape), dtype=np.float32)
+    latents = np.empty((*which.shape, *model.shape), dtype=np.float32)
+    with results(run.folder / TRAININGS, context, jobs, engine) as result:
+        for job in jobs:
+            found = result(job)
+            at_steps = {step: _at(redrawing, found, step) for step in set(steps)}
+            for row, query in np.argwhere(which == job.subset):
+                drawn, index = at_steps[steps[row]], job.draw.index(seeds[query])
+                pictures[row, query], latents[row, query] = drawn.pictures[index], drawn.latents[index]
+    return [Drawn(*row) for row in zip(pictures, latents, strict=True)]
+
+
+def _at(redrawing: Redrawing, arrays: Arrays, step: TrajectoryStep) -> Drawn:
+    """Return the pictures at a timestep, from the result of a job."""
+    model = redrawing.model
+    if step is None:
+        pictures = arrays["pictures"]
+        latents = model.encode(torch.from_numpy(pictures).to(model.device))
+    else:
+        timesteps = model.solver(redrawing.ddim_steps).timesteps.tolist()
+        latents = torch.from_numpy(arrays["estimates"][timesteps.index(step)]).to(model.device)
+        pictures = model.decode(latents).cpu().numpy()
+    if model.autoencoder is None:
+        return Drawn(pictures, pictures)
+    return Drawn(pictures, model.autoencoder.unscaled(latents).cpu().numpy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,36 +229,35 @@ def evaluate_counterfactual(
     removed = np.stack([highest(scores[step][method], redrawing.remove) for step, method in pairs])  # [L, Q, N]
     sets, which = unique_sets(removed)
     originals = draw_again(redrawing)
-    with alone_in(redrawing.folder):
-        drawn = draw_without(redrawing, sets, which, [step for step, _ in pairs], engine)
-        results = []
-        for step in scores:
-            rows = [index for index, (one, _) in enumerate(pairs) if one == step]
-            pictures = {pairs[row][1]: drawn[row] for row in rows}
-            settings = {
-                "train": len(redrawing.run.train_images),
-                "removed": redrawing.remove,
-                "retrainings": len(np.unique(which[rows])),
-                "distances": "pixels in [−1, 1]" if redrawing.model.autoencoder is None else "unscaled latents",
-                "encoder": encoder.name,
-                "ddim_steps": redrawing.ddim_steps,
-                "scores": dict(score_settings),
-                "fingerprints": {"model": redrawing.model.fingerprint, "train": redrawing.run.train_images.fingerprint},
-                "versions": versions(),
-            }
-            effects = compare(originals[step], pictures, encoder)
-            result = Counterfactual(step, redrawing.queries, _pixels(originals[step].pictures), effects, settings)
-            write_result(result, folder_of(redrawing, step))
-            results.append(result)
-    return results
+    drawn = draw_without(redrawing, sets, which, [step for step, _ in pairs], engine)
+    found = []
+    for step in scores:
+        rows = [index for index, (one, _) in enumerate(pairs) if one == step]
+        pictures = {pairs[row][1]: drawn[row] for row in rows}
+        settings = {
+            "train": len(redrawing.run.train_images),
+            "removed": redrawing.remove,
+            "retrainings": len(np.unique(which[rows])),
+            "distances": "pixels in [−1, 1]" if redrawing.model.autoencoder is None else "unscaled latents",
+            "encoder": encoder.name,
+            "ddim_steps": redrawing.ddim_steps,
+            "scores": dict(score_settings),
+            "fingerprints": {"model": redrawing.model.fingerprint, "train": redrawing.run.train_images.fingerprint},
+            "versions": versions(),
+        }
+        effects = compare(originals[step], pictures, encoder)
+        result = Counterfactual(step, redrawing.queries, originals[step].pixels, effects, settings)
+        write_result(result, redrawing.folder(step))
+        found.append(result)
+    return found
 
 
 def compare(originals: Drawn, drawn: Mapping[str, Drawn], encoder: Encoder) -> list[Effect]:
     """Measure how far each method's pictures are from the originals."""
-    vectors = embeddings(encoder, _pixels(originals.pictures))
+    vectors = embeddings(encoder, originals.pixels)
     effects = []
     for method, of_method in drawn.items():
-        pixels = _pixels(of_method.pictures)
+        pixels = of_method.pixels
         cosine = cosines(vectors, embeddings(encoder, pixels))
         effects.append(Effect(method, pixels, l2_distances(originals.latents, of_method.latents), cosine))
     return effects
@@ -192,11 +336,6 @@ def _more_than_control(result: Counterfactual, effect: Effect) -> list[Entry]:
     return [Cell(one, f"{one:.2f}") for one in values]
 
 
-def folder_of(redrawing: Redrawing, step: TrajectoryStep) -> Path:
-    """Return the folder for the results of a timestep."""
-    return redrawing.folder if step is None else redrawing.folder / f"step-{step}"
-
-
 def write_result(result: Counterfactual, folder: Path) -> None:
     """Write pictures.npz and counterfactual.json.
 
@@ -211,12 +350,6 @@ def write_result(result: Counterfactual, folder: Path) -> None:
     }
     write_bytes(folder / "pictures.npz", as_npz(arrays))
     write_json(folder / "counterfactual.json", result.json())
-
-
-def _pixels(pictures: NDArray[np.float32]) -> Pixels:
-    """Convert pictures [B, C, H, W] in [−1, 1] to uint8 [B, H, W, C]."""
-    pixels: Pixels = to_pixels(torch.from_numpy(pictures)).numpy()
-    return pixels
 
 
 def _summary(values: Floats) -> dict[str, Any]:

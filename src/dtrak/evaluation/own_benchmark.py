@@ -4,15 +4,14 @@
     for subset, seed in own.missing():
         own.add(subset, seed, my_training(own.rows(subset), seed))
 
-The folder is that of `dtrak evaluate lds --benchmark` (see `dtrak.inputs.benchmark`). A loop that is stopped goes on
-with the models that are missing.
+The folder is that of `dtrak evaluate lds --benchmark` (see `dtrak.attribution.benchmark_folder`). A loop that is
+stopped goes on with the models that are missing.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +20,16 @@ from safetensors.torch import save_file
 from dtrak.attribution.preparing import Data, Model, opened
 from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError, check_known
+from dtrak.evaluation.benchmark_making import as_arrays, write_losses
 from dtrak.evaluation.counterfactual import highest
-from dtrak.evaluation.jobs import read_arrays
 from dtrak.evaluation.outputs import model_outputs
-from dtrak.evaluation.retraining import as_arrays
-from dtrak.evaluation.subsets import random_subsets
+from dtrak.evaluation.training_jobs import random_subsets, read_arrays
 from dtrak.features.inputs import ModelInputs
-from dtrak.files import as_npy, as_npz, whole_folder, write_bytes, write_json
+from dtrak.files import as_npz, whole_folder, write_bytes, write_json
 from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.images.objects import images_from
-from dtrak.inputs.benchmark import QUERIES, losses_file
+from dtrak.inputs.benchmark import QUERIES
 from dtrak.models import DiffusionModel, save_model
 from dtrak.runs.run import versions
 
@@ -102,13 +100,31 @@ class OwnBenchmark:
             "timesteps": str(timesteps),
             "noises": noises,
         }
-        _begin(place, record, found, {"train": images, **asked})
+        path = place / "benchmark.json"
+        if path.exists():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            for name, value in record.items():
+                if before.get(name) != value:
+                    raise UsageError(
+                        f"{place} was begun with {name} {before.get(name)}, not {value}: give another folder"
+                    )
+        else:
+            _save(found, place / "model")
+            for name, one in {"train": images, **asked}.items():
+                write_bytes(place / f"{name}.npz", as_npz(as_arrays(ModelInputs(one))))
+            write_json(path, record | {"versions": versions()})
         return cls(place, masks, seeds, asked, select_timesteps(timesteps, found.timesteps), noises)
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the subset and the seed of every model whose losses are not there yet."""
+        wanted = {f"outputs/{name}/simple": (len(images),) for name, images in self.queries.items()}
+
+        def is_whole(job: tuple[int, int]) -> bool:
+            arrays = read_arrays(self._path(*job)) or {}
+            return all(name in arrays and arrays[name].shape == shape for name, shape in wanted.items())
+
         every = [(subset, seed) for seed in range(self.seeds) for subset in range(len(self.masks))]
-        return [one for one in every if self._losses(*one) is None]
+        return [job for job in every if not is_whole(job)]
 
     def rows(self, subset: int) -> NDArray[np.int64]:
         """Return the positions of the training images of a subset."""
@@ -121,38 +137,16 @@ class OwnBenchmark:
         """
         found = opened(model, None)[0].fitted_to(next(iter(self.queries.values())).shape)
         outputs = {
-            f"{name}/{objective}": values
+            f"outputs/{name}/{objective}": values
             for name, images in self.queries.items()
             for objective, values in model_outputs(found, images, self.timesteps, self.noises).items()
         }
         write_bytes(self._path(subset, seed), as_npz(outputs))
         if not self.missing():
-            self._complete()
-
-    def _complete(self) -> None:
-        """Write the losses of all models, [M, S, Q] for each set of queries and each objective; masks come last."""
-        kept = {
-            (subset, seed): self._losses(subset, seed)
-            for seed in range(self.seeds)
-            for subset in range(len(self.masks))
-        }
-        for key in next(one for one in kept.values() if one is not None):
-            name, objective = key.split("/")
-            losses = np.empty((len(self.masks), self.seeds, len(self.queries[name])), dtype=np.float32)
-            for (subset, seed), arrays in kept.items():
-                assert arrays is not None
-                losses[subset, seed] = arrays[key]
-            write_bytes(self.folder / losses_file(name, objective), as_npy(losses))
-        write_bytes(self.folder / "masks.npy", as_npy(self.masks))
+            write_losses(self.folder, self.masks, self.seeds, lambda *job: read_arrays(self._path(*job)) or {})
 
     def _path(self, subset: int, seed: int) -> Path:
         return self.folder / "jobs" / f"subset-{subset:03d}-seed-{seed}.npz"
-
-    def _losses(self, subset: int, seed: int) -> dict[str, NDArray[Any]] | None:
-        arrays = read_arrays(self._path(subset, seed))
-        wanted = {f"{name}/simple": len(images) for name, images in self.queries.items()}
-        is_whole = arrays is not None and all(arrays.get(key, np.empty(0)).shape == (n,) for key, n in wanted.items())
-        return arrays if is_whole else None
 
 
 def rows_without(scores: Scores, query: int, remove: int) -> NDArray[np.int64]:
@@ -167,21 +161,6 @@ def rows_without(scores: Scores, query: int, remove: int) -> NDArray[np.int64]:
     800
     """
     return np.flatnonzero(~highest(scores.values[query : query + 1], remove)[0])
-
-
-def _begin(folder: Path, record: dict[str, Any], model: DiffusionModel, sets: Mapping[str, Images]) -> None:
-    """Write what a benchmark has at its start; refuse a folder that was begun in another way."""
-    path = folder / "benchmark.json"
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        for name, value in record.items():
-            if before.get(name) != value:
-                raise UsageError(f"{folder} was begun with {name} {before.get(name)}, not {value}: give another folder")
-        return
-    _save(model, folder / "model")
-    for name, images in sets.items():
-        write_bytes(folder / f"{name}.npz", as_npz(as_arrays(ModelInputs(images))))
-    write_json(path, record | {"versions": versions()})
 
 
 def _save(model: DiffusionModel, folder: Path) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from dtrak.errors import UsageError
+from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.evaluation.checking import check_settings, needs_encoder
+from dtrak.evaluation.counterfactual import DEFAULT_PICTURES, default_removed
 from dtrak.evaluation.outputs import images_in_a_pass
-from dtrak.evaluation.redrawing import DEFAULT_PICTURES, default_removed
-from dtrak.evaluation.retraining import RetrainingSettings
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.gradients.factored import Factored
 from dtrak.gradients.objectives import OBJECTIVES

@@ -1,4 +1,4 @@
-"""Evaluate a run: retrain its model for a benchmark, keep LDS comparisons, and compute counterfactuals."""
+"""Score a run's images for its evaluations: LDS, credit against trainings without groups, counterfactuals."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,17 +6,12 @@ from pathlib import Path
 
 from dtrak.attribution.scoring import score, scores_for
 from dtrak.engines import Engine
-from dtrak.errors import UsageError, check_known
-from dtrak.evaluation.comparison import CHOSEN, MIN_SUBSETS, Comparison
-from dtrak.evaluation.counterfactual import Counterfactual, evaluate_counterfactual
-from dtrak.evaluation.credit import CreditComparison, compare_credit
-from dtrak.evaluation.groups import leave_groups_out
-from dtrak.evaluation.redrawing import Redrawing
-from dtrak.evaluation.retraining import RetrainingSettings, make_benchmark
+from dtrak.evaluation.benchmark_making import RetrainingSettings, queries_of
+from dtrak.evaluation.comparison import Comparison
+from dtrak.evaluation.counterfactual import Counterfactual, Redrawing, evaluate_counterfactual
+from dtrak.evaluation.left_out import CreditComparison, compare_credit, leave_groups_out
 from dtrak.features.encoders import load_encoder
 from dtrak.files import write_text
-from dtrak.images.images import Images
-from dtrak.inputs.benchmark import QUERIES, Benchmark
 from dtrak.inputs.gradients import Gradients
 from dtrak.inputs.settings import Settings
 from dtrak.inputs.task import Task
@@ -25,49 +20,6 @@ from dtrak.methods import Method
 from dtrak.noise import stable_hash
 from dtrak.runs.attributing import features_folder, portable_settings, prepare_run
 from dtrak.runs.run import BENCHMARK, Run
-
-
-def benchmark_run(
-    run: Run, settings: RetrainingSettings, engine: Engine, device: str, name: str = BENCHMARK
-) -> Benchmark:
-    """Retrain the run's model on random subsets, and measure its first validation images and generated pictures.
-
-    `name` is the folder in the run's folder.
-    """
-    folder = run.folder / name
-    make_benchmark(run, folder, settings, engine, queries_of(run, settings), device)
-    return Benchmark.open(folder)
-
-
-def queries_of(run: Run, settings: RetrainingSettings) -> dict[str, Images]:
-    """Return the queries whose losses are kept: the first validation images and generated pictures."""
-    queries: dict[str, Images] = {}
-    if run.validation_images is not None:
-        queries["validation"] = run.validation_images.first(settings.validation)
-    if (run.folder / "generated").exists():
-        queries["generated"] = run.query_images(str(run.folder / "generated")).first(settings.generated)
-    if not queries:
-        raise UsageError(
-            f"{run.folder} has no queries: its recipe names no validation images, and it has no generated pictures "
-            f"yet (`dtrak generate {run.folder}`)"
-        )
-    return queries
-
-
-def check_benchmark_options(run: Run, queries: str, damping: str, subsets: int) -> None:
-    """Refuse options that a benchmark of this run could not serve, before its models are retrained."""
-    check_queries(run, queries)
-    if damping == CHOSEN and subsets < 2 * MIN_SUBSETS:
-        raise UsageError(f"subsets {subsets}: too few to choose the damping on one half and report on the other")
-
-
-def check_queries(run: Run, queries: str) -> None:
-    """Refuse a kind of queries that the run does not have."""
-    check_known("queries", queries, list(QUERIES))
-    if queries == "validation" and run.recipe.data.validation is None:
-        raise UsageError(f"{run.folder}: its recipe names no validation images; give --queries generated")
-    if queries == "generated" and not (run.folder / "generated").exists():
-        raise UsageError(f"{run.folder} has no generated pictures yet: `dtrak generate {run.folder}`")
 
 
 def benchmark_features_folder(run: Run, settings: Settings, checkpoint: Path | None = None) -> Path:

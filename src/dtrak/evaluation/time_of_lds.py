@@ -3,7 +3,7 @@
 import json
 import os
 
-from dtrak.evaluation.retraining import RetrainingSettings
+from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.runs.run import BENCHMARK, TIMES, Run
 
 

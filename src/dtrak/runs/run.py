@@ -6,7 +6,8 @@
 - generated/: pictures by seed; latents/: encoded images and prompts; features/: the stores of features
 - training.json: how long a step of training took
 - scores.npz: the last scores; attribution.json: their settings; report.html
-- benchmark/, lds/, counterfactual/, left-out/: evaluations; retrained/: models that methods learn from
+- benchmark/, lds/, counterfactual/: evaluations; trainings/: what retrained models gave; retrained/: models that
+  methods learn from
 
 `dtrak run RUN/recipe.yaml --out OTHER` makes the same run again.
 """
@@ -43,11 +44,11 @@ STATE = "training.safetensors"  # the state of an unfinished training
 TIMES = "training.json"
 BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
 RETRAINED = "retrained"  # the folder of other retrained models, which methods learn from
-LEFT_OUT = "left-out"  # the folder of models that were trained without a whole group
+TRAININGS = "trainings"  # the folder of what models gave that were trained without some images
 # The folders in a run's folder. A new run is refused if one of these already holds files.
 FOLDERS = (
-    *("asked", BENCHMARK, "checkpoints", "counterfactual", "features", "generated", "latents", "lds", LEFT_OUT),
-    *("model", RETRAINED),
+    *("asked", BENCHMARK, "checkpoints", "counterfactual", "features", "generated", "latents", "lds"),
+    *("model", RETRAINED, TRAININGS),
 )
 
 

@@ -1,6 +1,9 @@
-"""Compare credit with what leaving a whole group out does: does the group with most credit matter most?
+"""Leave out whole groups, such as all images of an artist, and compare credit with what that changes.
 
-For a query q and a group g, Δ_qg is how much higher the loss of q is for a model trained without g (`groups.py`).
+    Δ_qg = mean over seeds of  L(x_q; trained without g) − L(x_q; trained on all)        L is L_Simple
+
+A model is also trained on all images with each seed, so that the two losses differ by the group alone. Each model draws
+the generated pictures again, from their seeds and prompts. For a method's credit of a query q and a group g,
 
     rank    = mean over queries of ρ( credit_q, Δ_q ) over the groups            Spearman's rank correlation
     first   = the share of queries whose largest credit is that of the group with the largest Δ
@@ -15,13 +18,81 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.evaluation.groups import LeftOut
+from dtrak.engines import Engine
+from dtrak.errors import UsageError
+from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.evaluation.lds import spearman
+from dtrak.evaluation.training_jobs import Retraining, TrainingJob, results
+from dtrak.features.trajectories import SEED, seeds_of
+from dtrak.images.images import Images
+from dtrak.images.metadata import plain_column
 from dtrak.noise import stream
+from dtrak.runs.run import TRAININGS, Run
 from dtrak.tables import Cell, Entry, Table
 
 Floats = NDArray[np.float64]
+MOST_GROUPS = 100  # each is a training
 RESAMPLES = 1000
+MEASURES = ("rank", "first", "off", "picture")
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """What S trainings without each of G groups, and S trainings on all images, give for each kind of queries."""
+
+    groups: NDArray[np.str_]  # [G]
+    losses: Mapping[str, Floats]  # by kind of queries [G + 1, S, Q]; the last row is of all images
+    pictures: NDArray[np.float32] | None  # of the generated queries, [G + 1, S, Q, C, H, W] in [−1, 1]
+
+    def effects(self, queries: str) -> Floats:
+        """Return Δ [S, Q, G], how much higher the loss of a query is without a group."""
+        losses = self.losses[queries]
+        return np.moveaxis(losses[:-1] - losses[-1], 0, -1)
+
+    def distances(self) -> Floats:
+        """Return ‖x − x′‖₂ [S, Q, G] of the pictures drawn with a group and without it."""
+        if self.pictures is None:
+            raise UsageError("the run has no generated pictures with seeds, so none could be drawn again")
+        differences = (self.pictures[:-1] - self.pictures[-1]).reshape(*self.pictures[:-1].shape[:3], -1)
+        return np.moveaxis(np.linalg.norm(differences.astype(np.float64), axis=-1), 0, -1)
+
+
+def leave_groups_out(
+    run: Run, by: str, settings: RetrainingSettings, engine: Engine, queries: Mapping[str, Images], device: str = "cpu"
+) -> LeftOut:
+    """Train the run's model without each group of the column `by`, and on all images, with each of the seeds."""
+    groups, membership = groups_of(run.train_images, by)
+    model = run.model().to(device)
+    run.check_model_is_the_recipes(model)
+    masks = np.stack([*(membership != g for g in range(len(groups))), np.ones(len(membership), dtype=np.bool_)])
+    context = Retraining.of(run, model, masks, queries, outputs=settings.outputs(model.timesteps), device=device)
+    generated = context.queries.get("generated")
+    draws = generated is not None and SEED in generated.images.columns
+    drawn = tuple(seeds_of(generated.images)) if generated is not None and draws else ()
+    prompts = tuple(generated.texts) if generated is not None and draws else ()
+    seeds, rows = range(settings.seeds), range(len(masks))
+    jobs = {(row, seed): TrainingJob(row, seed, drawn, prompts) for seed in seeds for row in rows}
+    with results(run.folder / TRAININGS, context, list(jobs.values()), engine) as result:
+
+        def of_all(name: str) -> NDArray[Any]:
+            return np.array([[result(jobs[row, seed])[name] for seed in seeds] for row in rows])
+
+        losses = {kind: of_all(f"outputs/{kind}/simple") for kind in queries}
+        return LeftOut(groups, losses, of_all("pictures") if draws else None)
+
+
+def groups_of(images: Images, by: str) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
+    """Return the groups [G] of a column, and the group of each image [N]; refuse a column that has no use as groups."""
+    if by not in images.columns:
+        known = ", ".join(images.columns) or "none"
+        raise UsageError(f"{images.source} has no column {by!r}: there is {known}")
+    groups, membership = np.unique(plain_column(images.columns[by]).astype(str), return_inverse=True)
+    if not 2 <= len(groups) <= MOST_GROUPS:
+        raise UsageError(
+            f"the column {by!r} of {images.source} has {len(groups):,} different values, but leaving one out takes "
+            f"from 2 to {MOST_GROUPS}"
+        )
+    return groups, membership
 
 
 @dataclass(frozen=True)
@@ -48,8 +119,7 @@ class CreditComparison:
 
     def table(self) -> Table:
         """Return a table with a row for each method."""
-        has_pictures = all(one.picture is not None for one in self.results)
-        names = ["rank", "first", "off", *["picture"] * has_pictures]
+        names = MEASURES if all(one.picture is not None for one in self.results) else MEASURES[:-1]
         heads = ["method", *(head for name in names for head in (f"{name} %", f"{name} low", f"{name} high"))]
         rows: list[list[Entry]] = [
             [one.method, *(Cell(value, f"{value:.1f}") for name in names for value in getattr(one, name))]
@@ -67,10 +137,7 @@ class CreditComparison:
 
     def json(self) -> dict[str, Any]:
         return {
-            "methods": {
-                one.method: {"rank": one.rank, "first": one.first, "off": one.off, "picture": one.picture}
-                for one in self.results
-            },
+            "methods": {one.method: {name: getattr(one, name) for name in MEASURES} for one in self.results},
             "ceiling": self.ceiling,
             "queries": self.queries,
             "groups": self.groups,
@@ -101,8 +168,7 @@ def true_shares(effects: Floats) -> Floats:
     positive = effects.clip(min=0)
     totals = positive.sum(1, keepdims=True)
     equal = np.full_like(positive, 1 / positive.shape[1])
-    shares: Floats = np.divide(positive, totals, out=equal, where=totals > 0)
-    return shares
+    return np.asarray(np.divide(positive, totals, out=equal, where=totals > 0))
 
 
 def seeds_agreement(effects: Floats) -> float | None:
