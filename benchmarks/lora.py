@@ -30,8 +30,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dtrak.engines import cores
 from dtrak.features.inputs import ModelInputs
-from dtrak.gradients.featurizer import Copies, Featurizer
-from dtrak.gradients.projecting import make_projection
+from dtrak.gradients.copies import Copies
+from dtrak.gradients.featurizer import Featurizer
+from dtrak.gradients.objectives import square
+from dtrak.gradients.projections import make_projection
 from dtrak.images.images import load_images
 from dtrak.models import DiffusionModel
 from dtrak.models.layout import FusedAttention
@@ -81,7 +83,13 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, float]:
         projection = make_projection("sketch", args.dim, shapes, 0)
         condition = view.condition([0])
         features = Featurizer(
-            model, ["square"], Copies(timesteps), projection, parameters, condition=condition, batch_size=1
+            model,
+            [square],
+            Copies(timesteps),
+            projection,
+            parameters,
+            condition=condition,
+            batch_size=1,
         )
         started = time.perf_counter()
         features(view.tensor([0]), [0], condition)

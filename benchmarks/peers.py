@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from dtrak.gradients.featurizer import Copies, Featurizer
-from dtrak.gradients.projecting import make_projection
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.copies import Copies, select_timesteps
+from dtrak.gradients.featurizer import Featurizer
+from dtrak.gradients.objectives import square
+from dtrak.gradients.projections import make_projection
 from dtrak.images.images import load_images
 from dtrak.models import DiffusionModel
 
@@ -213,7 +214,7 @@ def check(model: DiffusionModel, images: Path, count: int) -> bool:
     loaded, copies, parameters = load_images(str(images)), all_copies(model, count), model.parameters()
     clean = loaded.tensor(range(len(loaded)))
     identity = make_projection("identity", 0, {name: tuple(value.shape) for name, value in parameters.items()}, 0)
-    expected = Featurizer(model, ["square"], copies, identity, parameters)(clean, loaded.ids.tolist())[0]
+    expected = Featurizer(model, [square], copies, identity, parameters)(clean, loaded.ids.tolist())[0]
 
     def from_traker() -> Tensor:
         from trak.projectors import NoOpProjector

@@ -12,7 +12,7 @@ from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.features.featurizing import FeatureSettings, check_copies
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.copies import select_timesteps
 
 HUGE, ENDLESS = "1000000000000", "9" * 5000
 

@@ -32,7 +32,7 @@ from dtrak.evaluation.outputs import model_outputs
 from dtrak.evaluation.training_jobs import TrainingJob
 from dtrak.features.trajectories import seeds_of
 from dtrak.files import as_npy, as_npz, write_bytes
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.copies import select_timesteps
 from dtrak.images.images import Images, load_images
 from dtrak.inputs.benchmark import Benchmark
 from dtrak.models import load_model

@@ -10,12 +10,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 from findings import Finding
-from study import Array, Measured, Study
+from study import Array, Measured, Study, middles
 from torch import Tensor
 
-from dtrak.gradients.featurizer import Copies
+from dtrak.gradients.copies import Copies, select_timesteps
 from dtrak.gradients.objectives import get_objective
-from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.inputs.gradients import Gradients
 from dtrak.kernels.copies import CopyFeatures, OneCopy
@@ -45,8 +44,8 @@ VARIANTS: dict[str, dict[str, object]] = {
     "all layers": {"parameters": "all"},
     "the up blocks alone": {"parameters": r"^up_blocks\."},
     "scores as they are, not squared": {"sharpening": "none"},
-    "timesteps in the middles of equal intervals": {"timesteps": "middle:10"},
-    "both of these": {"sharpening": "none", "timesteps": "middle:10"},
+    "timesteps in the middles of equal intervals": {"timesteps": middles(10)},
+    "both of these": {"sharpening": "none", "timesteps": middles(10)},
     "gradients of their own length": {"length": "own"},
     "copies averaged": {"copies": "averaged"},
     "a kernel for each copy": {"kernel": "per-copy"},
@@ -72,7 +71,7 @@ def copies(study: Study) -> Finding:
     """Averaged or apart, a kernel a copy or one, own or unit length: each with the best λ in hindsight."""
     found: dict[str, dict[str, dict[str, Measured]]] = {}
     for objective in OBJECTIVES:
-        found[objective] = study.of_copies(objective, scores_of_ways, WAYS, timesteps="middle:10")
+        found[objective] = study.of_copies(objective, scores_of_ways, WAYS, timesteps=middles(10))
     common = {objective: shared_direction(study, objective) for objective in OBJECTIVES}
     for kind in study.query_kinds:
         rows: list[list[Entry]] = [
@@ -144,7 +143,7 @@ def loss_gap(study: Study) -> tuple[float, float]:
 
     The mean over ten timesteps with four noises each, of every image its own.
     """
-    steps = select_timesteps("middle:10", study.model.timesteps)
+    steps = select_timesteps(middles(10), study.model.timesteps)
     sets = [study.benchmark.train.first(IMAGES_OF_GAP), study.benchmark.queries("validation")]
     train, held_out = (_losses(study, images, steps) for images in sets)  # [images, timesteps]
     scale = train.mean(0)
@@ -174,7 +173,7 @@ def shared_direction(study: Study, objective: str) -> float:
     """‖mean_n u_n‖² ÷ mean_n ‖u_n‖² over training images, the mean over ten copies: 1 if u is the same for all."""
     model, images = study.model, study.benchmark.train.first(IMAGES_OF_U)
     clean = images.tensor(range(len(images))).to(model.device)
-    drawn = Copies(select_timesteps("middle:10", model.timesteps))
+    drawn = Copies(select_timesteps(middles(10), model.timesteps))
     found = []
     for timestep, noise in zip(drawn.timesteps, drawn.noises(model.shape), strict=True):
         steps = torch.full((len(clean),), timestep, device=model.device)

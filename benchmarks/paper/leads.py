@@ -13,7 +13,7 @@ from findings import Finding
 from study import Array, Study
 from torch import Tensor, nn
 
-from dtrak.gradients.timesteps import timesteps_of
+from dtrak.gradients.copies import timesteps_of
 from dtrak.kernels.copies import CopyFeatures
 from dtrak.kernels.damping import GRIDS
 from dtrak.kernels.pooled import fit_pooled
@@ -85,7 +85,7 @@ def _weights(study: Study, train: Array, name: str | None) -> Tensor | None:
     """The weight of each copy's scores, [C]."""
     if name is None:
         return None
-    steps = timesteps_of(study.model, COPIES, True)
+    steps = timesteps_of(study.model, COPIES, "visible")
     ends = [0.0, *((a + b) / 2 for a, b in pairwise(steps)), float(study.model.timesteps)]
     schedule = np.diff(ends)
     lengths = np.linalg.norm(train, axis=2).mean(0)

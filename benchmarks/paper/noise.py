@@ -12,7 +12,8 @@ from dtrak.tables import Cell, Entry, Table
 ETAS = [eta / 10 for eta in range(11)]
 ETA = {"trak": 0.5, "d-trak": 1.0}
 WAYS = {"shared": "shared noise", "per-image": "own noise"}
-BY_PLACE = "by-place:52:1000"  # as the authors' scripts for CIFAR have it: batches of 52 in shards of 1,000
+BY_PLACE = "by place"
+BATCH, SHARD = 52, 1000  # images of a batch and of a shard, in the authors' scripts for CIFAR
 SEEDS = range(5)
 OBJECTIVES = ("simple", "square")
 
@@ -46,13 +47,34 @@ def interpolated(study: Study, kind: str, way: str, timesteps: int) -> dict[floa
     """By η. Gradients, their mean and their projection are linear, so two objectives' features give all."""
 
     def make(eta: float) -> tuple[Array, Array]:
-        found = study.features(OBJECTIVES, timesteps=timesteps, noise=way)
+        if way == BY_PLACE:
+            found = by_place(study, timesteps)
+        else:
+            found = study.features(OBJECTIVES, timesteps=timesteps, noise=way)
         train, queries = (
             eta * of["square"] + (1 - eta) * (of["simple"] - of["square"]) for of in (found["train"], found[kind])
         )
         return train, queries
 
     return {eta: study.of_kernel(partial(make, eta), "interpolated", eta, timesteps, way, queries=kind) for eta in ETAS}
+
+
+def by_place(study: Study, timesteps: int) -> dict[str, dict[str, Array]]:
+    """Features as `study.features` gives them, where images at the same place of their batches share their noise.
+
+    The authors set the seed of the noise anew for each batch. Here, each place has a seed of its own.
+    """
+    found = {}
+    for name, images in study.sets.items():
+        places = np.arange(len(images)) % SHARD % BATCH
+        rows = [np.flatnonzero(places == place) for place in range(max(places) + 1)]
+        parts = [
+            study.features_of(images.select(own), OBJECTIVES, timesteps=timesteps, seed=place, projection_seed=0)
+            for place, own in enumerate(rows)
+        ]
+        order = np.argsort(np.concatenate(rows))
+        found[name] = {one: np.concatenate([part[one] for part in parts])[order] for one in OBJECTIVES}
+    return found
 
 
 def noise(study: Study) -> Finding:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dtrak import DiffusionModel
 from dtrak.attribution.preparing import prepare
@@ -19,6 +20,8 @@ from dtrak.evaluation.comparison import compare
 from dtrak.evaluation.lds import bootstrap, evaluate_lds, mean_lds
 from dtrak.features.featurizing import featurize
 from dtrak.files import write_text
+from dtrak.gradients.objectives import OBJECTIVES
+from dtrak.images.images import Images
 from dtrak.inputs.arrays import Vectors
 from dtrak.inputs.benchmark import Benchmark
 from dtrak.inputs.settings import Settings
@@ -26,16 +29,29 @@ from dtrak.kernels.damping import GRIDS, Damping
 from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.methods import get_method
 from dtrak.models import load_model
-from dtrak.noise import stable_hash
+from dtrak.noise import gaussian, stable_hash
 from dtrak.runs.run import RETRAINED, Run
 from dtrak.tables import Cell
 
+
+def probe(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
+    """An objective: mean u·ε_θ, with the same random u for all. It depends on the Jacobian, but on no loss."""
+    u = gaussian(tuple(predicted.shape[1:]), "probe").to(predicted.device)
+    return (predicted * u).flatten(1).mean(1)
+
+
+OBJECTIVES.add("probe", probe)
 ENCODER = "efficientnet-lite0"  # comes with the installation
 MISSING = Cell(None, "–")
 ASKED = ("queries", "output", "damping", "grid")  # of `compare` itself
 TIMED, FEWEST, REPEATS = 600, 32, 3  # noised copies and images that a choice is timed on, and how often
 
 Array = NDArray[np.float32]
+
+
+def middles(count: int) -> str:
+    """The middles of so many equal intervals of 1,000 timesteps, as a list."""
+    return "".join(f"{(2 * one + 1) * 500 // count}," for one in range(count))
 
 
 @dataclass(frozen=True)
@@ -104,16 +120,20 @@ class Study:
             for name, one in content.items()
         }
 
+    @property
+    def sets(self) -> dict[str, Images]:
+        return {"train": self.benchmark.train} | {kind: self.benchmark.queries(kind) for kind in self.query_kinds}
+
     def features(self, objectives: Sequence[str], apart: bool = False, **settings: Any) -> dict[str, dict[str, Array]]:
         """{"train" or a kind of queries: {objective: [rows, k], or [rows, C, k] apart}}; forward passes are shared."""
+        return {name: self.features_of(images, objectives, apart, **settings) for name, images in self.sets.items()}
+
+    def features_of(
+        self, images: Images, objectives: Sequence[str], apart: bool = False, **settings: Any
+    ) -> dict[str, Array]:
         wanted, cache = self.settings(settings).features, self.cache(None, **settings)
-        sets = {"train": self.benchmark.train} | {kind: self.benchmark.queries(kind) for kind in self.query_kinds}
-        found = {}
-        for name, images in sets.items():
-            folder = "train" if name == "train" else f"queries-{images.fingerprint[:8]}"
-            stores = featurize(self.model, images, objectives, wanted, cache, folder, apart=apart)
-            found[name] = {objective: store.numpy() for objective, store in stores.items()}
-        return found
+        stores = featurize(self.model, images, objectives, wanted, cache, images.fingerprint[:8], apart=apart)
+        return {objective: store.numpy() for objective, store in stores.items()}
 
     def of_kernel(
         self, make: Callable[[], tuple[Array, Array]], *question: object, queries: str, output: str = "simple"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 from findings import FREE, JOURNEY, OF_CHECKPOINTS, Finding
-from study import MISSING, Array, Study
+from study import MISSING, Array, Study, middles
 
 from dtrak.features.inputs import model_inputs
 from dtrak.features.residuals import residuals_of
@@ -17,7 +17,7 @@ from dtrak.tables import Cell, Entry, Table
 
 SUCCESSORS = ("retrac", "nda", "das", "ek-fac")
 COMPARED = ("d-trak", "step-trak")
-EVEN = "middle:10"  # timesteps of the successors that take every copy for itself: step-trak's own are not theirs
+EVEN = middles(10)  # timesteps of the successors that take every copy for itself: step-trak's own are not theirs
 OF_COPIES = ("retrac", "nda", "das")
 # Whether scores are squared, times the residuals, and over 1 − leverage
 PARTS: dict[str, tuple[bool, bool, bool]] = {
@@ -62,7 +62,7 @@ def _cell(study: Study, method: str, kind: str, damping: str, k: int = 10) -> Ce
         return MISSING
     more = study.checkpoints if needs_checkpoints else {}
     more |= study.drawn if method == JOURNEY else {}
-    timesteps = f"middle:{k}" if method in OF_COPIES else k
+    timesteps = middles(k) if method in OF_COPIES else k
     return study.measure((method,), queries=kind, timesteps=timesteps, damping=damping, **more)[method].cell
 
 

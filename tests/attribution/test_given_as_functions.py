@@ -19,8 +19,7 @@ from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.features.encoders import ENCODERS, Encoder
 from dtrak.gradients.objectives import OBJECTIVES
-from dtrak.gradients.projecting import PROJECTIONS
-from dtrak.gradients.projections import Identity, Projection, Shapes
+from dtrak.gradients.projections import PROJECTIONS, Identity, Projection, Shapes
 from dtrak.registry import Registry
 
 TRAIN = dtrak.load_images("digits:train").select(range(12))

@@ -13,7 +13,7 @@ from dtrak import DiffusionModel
 from dtrak.features.curvature import directions_of, kept_directions
 from dtrak.features.inputs import model_inputs
 from dtrak.features.settings import FeatureSettings
-from dtrak.gradients.kronecker import Directions, OutputProbes
+from dtrak.gradients.kronecker_factors import Directions, OutputProbes
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.kronecker import KroneckerKernel, published_damping
 from dtrak.kernels.preconditioner import ArrayRows

@@ -30,17 +30,6 @@ def test_two_sets_of_images_share_no_noise_of_their_own_even_if_they_share_ids(t
     assert np.linalg.norm(two - three) > 0.01 * np.linalg.norm(three)
 
 
-def test_training_images_and_queries_at_the_same_place_share_noise(tmp_path: Path) -> None:
-    """Those of every set, whatever their ids, and in whichever process they are computed."""
-    model, wanted = tiny.unet(), FeatureSettings(timesteps=2, noise="by-place:2:3", projection="identity")
-    train, queries = DIGITS.select([4, 4, 4, 4]), DIGITS.select([4, 4])
-    rows = featurize(model, train, ["square"], wanted, tmp_path, "train", ThisProcess())["square"].numpy()
-    asked = featurize(model, queries, ["square"], wanted, tmp_path, "queries")["square"].numpy()
-    for row, place in ((0, 0), (1, 1), (2, 0), (3, 0)):
-        np.testing.assert_allclose(rows[row], asked[place], rtol=1e-4, atol=1e-6)
-    assert np.linalg.norm(asked[0] - asked[1]) > 0.01 * np.linalg.norm(asked[0])
-
-
 def test_workers_take_as_many_threads_as_the_user_leaves_this_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -21,11 +21,11 @@ from dtrak.errors import UsageError
 from dtrak.features.featurizing import featurize
 from dtrak.features.settings import FeatureSettings
 from dtrak.features.store import FeatureStore
-from dtrak.gradients.featurizer import Copies, Featurizer
+from dtrak.gradients.copies import Copies
+from dtrak.gradients.featurizer import Featurizer
 from dtrak.gradients.layers import by_autograd
-from dtrak.gradients.objectives import get_objective
-from dtrak.gradients.projecting import make_projection
-from dtrak.gradients.projections import sizes_of
+from dtrak.gradients.objectives import get_objective, square
+from dtrak.gradients.projections import make_projection, sizes_of
 from dtrak.images.images import Images, load_images
 from dtrak.kernels import ArrayRows
 from dtrak.kernels.copies import CopyFeatures
@@ -58,9 +58,10 @@ def gradient_of_copy(
 def test_every_copy_has_the_projection_of_its_own_gradient(name: str, kind: str) -> None:
     """Also where hooks cannot follow the network."""
     model, clean = MODELS[name](), tiny.clean_images(2)
-    shapes, objectives = shapes_of(model), ["simple", "probe"]
+    shapes, objectives = shapes_of(model), ["simple", "avg"]
     projection = make_projection(kind, 300, shapes, 0)
-    features = Featurizer(model, objectives, COPIES, projection, model.parameters(), apart=True)
+    functions = [get_objective(name) for name in objectives]
+    features = Featurizer(model, functions, COPIES, projection, model.parameters(), apart=True)
     found = features(clean, [0, 1])
     assert found.shape == (2, 2, 6, projection.dim)
     assert features.follows_layers == (name not in DEFEAT_HOOKS)
@@ -81,7 +82,7 @@ def test_the_mean_over_copies_is_the_averaged_feature(kind: str) -> None:
     model, clean = tiny.unet(), tiny.clean_images(3)
     projection = make_projection(kind, 300, shapes_of(model), 0)
     apart, averaged = (
-        Featurizer(model, ["square"], COPIES, projection, model.parameters(), apart=apart)(clean, range(3))
+        Featurizer(model, [square], COPIES, projection, model.parameters(), apart=apart)(clean, range(3))
         for apart in (True, False)
     )
     assert relative_error(apart.mean(2), averaged) < 1e-5
@@ -90,7 +91,7 @@ def test_the_mean_over_copies_is_the_averaged_feature(kind: str) -> None:
 def test_copies_that_do_not_fit_into_one_pass_are_the_same() -> None:
     model, clean = tiny.unet(), tiny.clean_images(3)
     projection = make_projection("factored", 300, shapes_of(model, "up_blocks"), 0)
-    features = Featurizer(model, ["square"], COPIES, projection, model.parameters("up_blocks"), apart=True)
+    features = Featurizer(model, [square], COPIES, projection, model.parameters("up_blocks"), apart=True)
     whole = features(clean, range(3))
     features.copies_at_once, features.batch_size = 4, 2
     assert relative_error(features(clean, range(3)), whole) < 1e-5
@@ -306,7 +307,7 @@ def test_one_kernel_for_each_copy_is_the_mean_of_traks(digits: Images, tmp_path:
 
 
 def test_a_shard_that_is_gone_or_damaged_is_made_again(digits: Images, tmp_path: Path) -> None:
-    model, how = tiny.unet(), FeatureSettings(timesteps="middle:2", projection_dim=64, dtype="bfloat16")
+    model, how = tiny.unet(), FeatureSettings(timesteps="250,750", projection_dim=64, dtype="bfloat16")
     before = featurize(model, digits, ["simple"], how, tmp_path, "train", apart=True)["simple"]
     whole, shards = before.numpy(), sorted(before.folder.glob("shard-*"))
     assert len(shards) == 2

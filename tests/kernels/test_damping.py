@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtrak.errors import UsageError
-from dtrak.gradients.projecting import make_projection
+from dtrak.gradients.projections import make_projection
 from dtrak.kernels.damping import (
     GRIDS,
     Damping,

@@ -29,7 +29,7 @@ from dtrak.features.curvature import directions_of
 from dtrak.features.inputs import model_inputs
 from dtrak.features.residuals import residuals_of
 from dtrak.features.settings import FeatureSettings
-from dtrak.gradients.timesteps import timesteps_of
+from dtrak.gradients.copies import timesteps_of
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.methods import patches
@@ -37,7 +37,7 @@ from dtrak.models import ddpm
 from dtrak.noise import gaussian
 from tiny_benchmark import TRAIN
 
-STEPS = timesteps_of(tiny.unet(), 2, apart=True)  # tests/gradients/test_timesteps.py
+STEPS = timesteps_of(tiny.unet(), 2, "visible")  # tests/gradients/test_copies.py
 SMALL = "conv_in|conv_out"
 
 

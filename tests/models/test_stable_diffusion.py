@@ -18,8 +18,10 @@ from torch import Tensor
 from dtrak.errors import UsageError
 from dtrak.features.featurizing import FeatureSettings, featurize
 from dtrak.features.inputs import model_inputs
-from dtrak.gradients.featurizer import Copies, Featurizer
-from dtrak.gradients.projecting import make_projection
+from dtrak.gradients.copies import Copies
+from dtrak.gradients.featurizer import Featurizer
+from dtrak.gradients.objectives import square
+from dtrak.gradients.projections import make_projection
 from dtrak.images.images import Images, load_images
 from dtrak.models import DiffusionModel, load_model, save_model
 from dtrak.models.memory import PeakMemory
@@ -291,7 +293,7 @@ def test_features_take_the_memory_of_a_training_step(painting_recipe: Path, pain
 
     def feature_peak(count: int) -> int:
         copies = Copies(tuple(range(0, 100 * count, 100)))
-        features = Featurizer(trainer.model, ["square"], copies, projection, parameters, condition=told, batch_size=1)
+        features = Featurizer(trainer.model, [square], copies, projection, parameters, condition=told, batch_size=1)
         with PeakMemory() as peak:
             features(trainer.inputs.tensor([0]), [0], told)
         return peak.bytes

@@ -127,7 +127,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"attribution": {"damping": "much"}}, "attribution.damping: give auto"),
     ({"attribution": {"damping": -1}}, "attribution.damping: give auto"),
     ({"attribution": {"projection": "flat"}}, "unknown projection 'flat'"),
-    ({"attribution": {"noise": "loud"}}, "attribution.noise: give shared, per-image, by-place:BATCH or"),
+    ({"attribution": {"noise": "loud"}}, "unknown noise 'loud': choose from shared, per-image"),
     ({"attribution": {"timesteps": 10**12}}, "timesteps '1000000000000': give a number from 1 to 1000"),
     ({"attribution": {"timesteps": "0,1000"}}, "timesteps '0,1000': a list holds different numbers from 0 to 999"),
     ({"attribution": {"timesteps": "1," * 10**5}}, "a list holds different numbers from 0 to 999"),

@@ -11,7 +11,7 @@ import yaml
 
 from dtrak.errors import UsageError
 from dtrak.evaluation.training_jobs import random_subsets
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.copies import select_timesteps
 from dtrak.images.selection import chosen_rows
 from dtrak.models.families.stable_diffusion import StableDiffusionSettings
 from dtrak.models.settings import DDPMSettings

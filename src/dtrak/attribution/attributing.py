@@ -14,10 +14,9 @@ from dtrak.engines import Engine
 from dtrak.errors import UsageError, check_takes
 from dtrak.features.encoders import ENCODERS, LoadEncoder
 from dtrak.features.settings import DEFAULT_ENCODER
-from dtrak.features.shards import MakeProjection
 from dtrak.files import kept_until_done
 from dtrak.gradients.objectives import OBJECTIVES, Objective
-from dtrak.gradients.projecting import PROJECTIONS
+from dtrak.gradients.projections import PROJECTIONS, MakeProjection
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods

@@ -22,8 +22,8 @@ from dtrak.errors import UsageError, check_known
 from dtrak.evaluation.training_jobs import Arrays, Outputs, Retraining, TrainingJob, random_subsets, results
 from dtrak.features.inputs import ModelInputs
 from dtrak.files import alone_in, as_npy, as_npz, clear_leftovers, whole_folder, write_bytes, write_json
+from dtrak.gradients.copies import select_timesteps
 from dtrak.gradients.objectives import OBJECTIVES
-from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import Images
 from dtrak.images.metadata import plain_column
 from dtrak.images.npz import RESERVED

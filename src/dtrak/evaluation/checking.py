@@ -13,7 +13,7 @@ from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.features.encoders import load_encoder
 from dtrak.features.featurizing import check_copies
 from dtrak.features.settings import DEFAULT_ENCODER
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.copies import select_timesteps
 from dtrak.images.sources import find_source
 from dtrak.inputs.embeddings import Embeddings
 from dtrak.methods import EVERY_METHOD, Method, chosen_methods, split_methods

@@ -16,7 +16,7 @@ from torch import Tensor
 from dtrak.devices import reproducible
 from dtrak.errors import DtrakError
 from dtrak.features.inputs import ModelInputs, model_inputs
-from dtrak.gradients.activations import activation_bytes
+from dtrak.gradients.featurizer import activation_bytes
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel

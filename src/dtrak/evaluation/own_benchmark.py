@@ -26,7 +26,7 @@ from dtrak.evaluation.outputs import model_outputs
 from dtrak.evaluation.training_jobs import random_subsets, read_arrays
 from dtrak.features.inputs import ModelInputs
 from dtrak.files import as_npz, whole_folder, write_bytes, write_json
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.copies import select_timesteps
 from dtrak.images.images import Images
 from dtrak.images.objects import images_from
 from dtrak.inputs.benchmark import QUERIES

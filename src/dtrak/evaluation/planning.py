@@ -19,9 +19,9 @@ from dtrak.evaluation.checking import check_settings, needs_encoder
 from dtrak.evaluation.counterfactual import DEFAULT_PICTURES, default_removed
 from dtrak.evaluation.outputs import images_in_a_pass
 from dtrak.features.settings import DEFAULT_ENCODER
+from dtrak.gradients.copies import select_timesteps
 from dtrak.gradients.factored import Factored
 from dtrak.gradients.objectives import OBJECTIVES
-from dtrak.gradients.timesteps import select_timesteps
 from dtrak.images.images import load_images, read_ids
 from dtrak.images.selection import Selection
 from dtrak.images.sources import find_source

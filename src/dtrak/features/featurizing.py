@@ -19,8 +19,8 @@ from dtrak.features.shares import Share
 from dtrak.features.store import Cost, FeatureStore, Manifest, fill, fill_from
 from dtrak.features.trajectories import Trajectories
 from dtrak.files import clear_leftovers
+from dtrak.gradients.copies import timesteps_of
 from dtrak.gradients.objectives import get_objective
-from dtrak.gradients.timesteps import timesteps_of
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
 from dtrak.models.memory import total_memory
@@ -56,7 +56,7 @@ def featurize(
         timesteps = images.timesteps
     else:
         images = model_inputs(model, images)
-        timesteps = timesteps_of(model, settings.timesteps, apart)
+        timesteps = timesteps_of(model, settings.timesteps, "visible" if apart else "uniform")
     check_copies(len(timesteps), settings.draws, model.shape, model.device)
     work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps, apart)
     suffix = "-copies" if apart else ""

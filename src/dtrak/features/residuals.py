@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from dtrak.features.inputs import ModelInputs
 from dtrak.features.settings import FeatureSettings
 from dtrak.files import as_npy, write_bytes
-from dtrak.gradients.activations import activation_bytes
-from dtrak.gradients.featurizer import Copies
-from dtrak.gradients.timesteps import timesteps_of
+from dtrak.gradients.copies import Copies, timesteps_of
+from dtrak.gradients.featurizer import activation_bytes
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import moved, repeated
 from dtrak.models.memory import copies_that_fit, total_memory
@@ -28,7 +27,7 @@ def residuals_of(
 
     Where the network's output is not finite, r is 0.
     """
-    steps = timesteps_of(model, settings.timesteps, apart=True)
+    steps = timesteps_of(model, settings.timesteps, "visible")
     copies = Copies(steps, settings.draws, settings.noise, settings.seed, images.fingerprint)
     named = stable_hash(repr((model.fingerprint, copies, settings.autocast)))
     path = folder / f"residuals-{named:016x}.npy"

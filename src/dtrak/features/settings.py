@@ -28,22 +28,15 @@ class FeatureSettings:
     """All settings of features, except the objective."""
 
     timesteps: Annotated[
-        int | str, Option("K", "K timesteps, or visible:K, middle:K, cumulative:K, or a list such as 0,100,200.")
+        int | str, Option("K", "K timesteps, or visible:K, uniform:K, cumulative:K, or a list such as 0,100,200.")
     ] = 10
     draws: Annotated[int, Option("Z", "The number of noises at each timestep.")] = 1
-    noise: Annotated[
-        str,
-        Option(
-            "KIND",
-            "Noise shared by all images, per-image, or by-place:52:1000, shared by images at the same place of batches "
-            "of 52 in shards of 1,000, as in the paper's program.",
-        ),
-    ] = "shared"
+    noise: Annotated[str, Option("KIND", "Noise shared by all images, or per-image.")] = "shared"
     projection: Annotated[
         str | None,
         Option(
             "KIND",
-            "factored, sketch, dense, dense-rademacher or identity.",
+            "factored, sketch, dense or identity.",
             "factored for methods of every copy, else sketch",
         ),
     ] = None
@@ -65,13 +58,13 @@ class FeatureSettings:
 
     def __post_init__(self) -> None:
         from dtrak.features.store import DTYPES
-        from dtrak.gradients.projecting import PROJECTIONS
-        from dtrak.gradients.sharing import parse_sharing
+        from dtrak.gradients.copies import NOISES
+        from dtrak.gradients.projections import PROJECTIONS
 
         if isinstance(self.timesteps, list | tuple):  # as Python code gives them
             object.__setattr__(self, "timesteps", "".join(f"{one}," for one in self.timesteps))
         PROJECTIONS.choose(self.projection_of(apart=False))
-        parse_sharing(self.noise)
+        check_known("noise", self.noise, NOISES)
         check_known("dtype", self.dtype, list(DTYPES))
         for name in ("draws", "projection_dim", "batch_size"):
             if (value := getattr(self, name)) is not None or name != "batch_size":

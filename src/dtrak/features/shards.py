@@ -24,14 +24,12 @@ from dtrak.features.inputs import ModelInputs
 from dtrak.features.settings import FeatureSettings
 from dtrak.features.store import MANIFEST, Cost, FeatureStore, write_rows
 from dtrak.features.trajectories import Trajectories
-from dtrak.gradients.featurizer import Copies, Featurizer, NotFiniteError
-from dtrak.gradients.objectives import OBJECTIVES, Objective
-from dtrak.gradients.projecting import PROJECTIONS, make_projection
-from dtrak.gradients.projections import Projection, Shapes
+from dtrak.gradients.copies import Copies
+from dtrak.gradients.featurizer import Featurizer, NotFiniteError
+from dtrak.gradients.objectives import OBJECTIVES, Objective, get_objective
+from dtrak.gradients.projections import PROJECTIONS, MakeProjection, Projection, make_projection
 from dtrak.models import DiffusionModel
 from dtrak.models.diffusion import usual_parameters
-
-MakeProjection = Callable[[int, Shapes, int], Projection]  # from k, the shapes of the parameters by name, and a seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +65,7 @@ class Work:
         settings = self.settings
         return Featurizer(
             self.model.to(self.device or self.model.device),
-            self.objectives,
+            [get_objective(one) for one in self.objectives],
             Copies(self.timesteps, settings.draws, settings.noise, settings.seed, self.data),
             self.projection,
             self.parameters,
@@ -236,7 +234,7 @@ def _of_pass(work: Work, part: Part, rows: list[int]) -> Tensor:
     features, images = work.features, part.images or work.images
     places = rows if part.images is None else [row - part.rows.start for row in rows]
     try:
-        return features(images.tensor(places), images.ids[places].tolist(), images.condition(places), rows)
+        return features(images.tensor(places), images.ids[places].tolist(), images.condition(places))
     except NotFiniteError:
         if not work.settings.skip_bad:
             raise

@@ -2,8 +2,8 @@
 
 There are two ways. Autograd adds up the gradients of a batch: if the batch holds the copies of one image, this sum is
 what we need. If it holds several images, hooks on the layers read the inputs and the gradients of the outputs before
-they are added, and `layers.py` computes the gradient of each image from them. `tables.py` does the same for parameters
-that belong to no layer.
+they are added, and `layers.py` computes the gradient of each image from them. `block_parameters.py` does the same for
+group norms and for parameters that belong to no layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from dtrak.gradients.block_parameters import Received, norms_of_each_copy, tables_of_each_copy
 from dtrak.gradients.layers import WITHOUT_INPUT, gradient_of, of_blocks, owners
-from dtrak.gradients.norms import of_each_copy
-from dtrak.gradients.tables import Received, followed
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
 from dtrak.noise import gaussian
@@ -43,26 +42,18 @@ def gradient_of_the_batch(network: nn.Module, names: set[str], receive: Receiver
 
         return on_gradient
 
-    with _evaluating(network, names):
-        handles = [
-            parameter.register_post_accumulate_grad_hook(hook(name))
-            for name, parameter in network.named_parameters()
-            if name in names
-        ] + [
-            layer.register_forward_pre_hook(_require_input_gradient)
-            for layer in owners(network, names).values()
-            if isinstance(layer, nn.GroupNorm)
-        ]
-        with _removed_after(handles):
-            yield
+    def require_gradient(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # On a CPU, torch's group norm crashes in its backward pass if a channels-last input requires no gradient.
+        return inputs if inputs[0].requires_grad else (inputs[0].detach().requires_grad_(), *inputs[1:])
 
-
-def _require_input_gradient(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Make the input of a group norm require a gradient.
-
-    On a CPU, torch's group norm crashes in its backward pass if a channels-last input requires none.
-    """
-    return inputs if inputs[0].requires_grad else (inputs[0].detach().requires_grad_(), *inputs[1:])
+    with _evaluating(network, names) as handles:
+        for name, parameter in network.named_parameters():
+            if name in names:
+                handles.append(parameter.register_post_accumulate_grad_hook(hook(name)))
+        for layer in owners(network, names).values():
+            if isinstance(layer, nn.GroupNorm):
+                handles.append(layer.register_forward_pre_hook(require_gradient))
+        yield
 
 
 @contextmanager
@@ -87,14 +78,8 @@ def gradient_of_each_image(
         needed = a.new_empty(0) if gradient in WITHOUT_INPUT else a  # an input that is not used is not kept in memory
         return lambda g: receive(name, gradient(layer, needed, g, images))
 
-    def hook(path: str, layer: nn.Module) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        chosen = [
-            name
-            for key, _ in layer.named_parameters(recurse=False)
-            if (name := f"{path}.{key}" if path else key) in names
-        ]
-
-        def after_forward(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def hook(chosen: list[str]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def after_forward(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             a = inputs[0].detach()
             a = a.float() if a.is_floating_point() else a
             with torch.autocast(a.device.type, enabled=False):  # projections are computed in float32
@@ -112,21 +97,20 @@ def gradient_of_each_image(
 
         return after_forward
 
-    def receiver(name: str) -> Received:
+    def of_copies(name: str) -> Received:
         return lambda rows: receive(name, rows.view(images, -1, rows.shape[1]).sum(1))
 
     tables = of_blocks(network, names)
-    layers = owners(network, names - tables)
-    norms = {
-        layer: {key: receiver(name) for key in ("weight", "bias") if (name := f"{path}.{key}") in names}
-        for path, layer in layers.items()
-        if isinstance(layer, nn.GroupNorm)
-    }
-    with _evaluating(network, requiring=set()):
-        handles = [
-            layer.register_forward_hook(hook(path, layer)) for path, layer in layers.items() if layer not in norms
-        ]
-        with _removed_after(handles), followed(network, {name: receiver(name) for name in tables}), of_each_copy(norms):
+    norms: dict[nn.GroupNorm, dict[str, Received]] = {}
+    with _evaluating(network, requiring=set()) as handles:
+        for path, layer in owners(network, names - tables).items():
+            own = {key: f"{path}.{key}" if path else key for key, _ in layer.named_parameters(recurse=False)}
+            chosen = {key: name for key, name in own.items() if name in names}
+            if isinstance(layer, nn.GroupNorm):
+                norms[layer] = {key: of_copies(name) for key, name in chosen.items()}
+            else:
+                handles.append(layer.register_forward_hook(hook(list(chosen.values()))))
+        with tables_of_each_copy(network, {name: of_copies(name) for name in tables}), norms_of_each_copy(norms):
             yield
 
 
@@ -135,38 +119,34 @@ _TRIED: WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]] = WeakKeyDictio
 
 
 def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Condition | None = None) -> bool:
-    """Return whether hooks on the layers give the right gradient of each image. Each network is tested once."""
-    tried = _TRIED.setdefault(model.network, {})
-    chosen = frozenset(names)
-    if chosen not in tried:
-        tried[chosen] = _try_hooks(model, names, condition)
-    return tried[chosen]
+    """Return whether hooks on the layers give the right gradient of each image: each network is tried once.
 
-
-def _try_hooks(model: DiffusionModel, names: set[str], condition: Condition | None) -> bool:
-    """Return whether the gradients from hooks equal ordinary gradients, for two copies of each of two images.
-
-    Hooks fail if the network uses a parameter outside of its layer's call, or if a layer has several inputs or outputs,
-    or an input without a batch axis. `condition` holds the condition of one image; each of its tensors is [1, …].
+    Gradients from hooks are compared with ordinary ones, for two copies of each of two images. Hooks fail if the
+    network uses a parameter outside of its layer's call, or if a layer has several inputs or outputs, or an input
+    without a batch axis. `condition` holds the condition of one image; each of its tensors is [1, …].
     """
+    tried, chosen = _TRIED.setdefault(model.network, {}), frozenset(names)
+    if chosen in tried:
+        return tried[chosen]
     noisy = gaussian((4, *model.shape), 0).to(model.device)
     timesteps = torch.arange(4, device=model.device) * (model.timesteps // 4)
     of_four = moved(repeated(condition or {}, 4), model.device)
-    one = {name: value[:2] for name, value in of_four.items()}
-    expected = [
-        _collected(model, noisy[part], timesteps[part], one, names, images=1) for part in (slice(2), slice(2, 4))
-    ]
+    of_two = {name: value[:2] for name, value in of_four.items()}
+    pairs = (slice(2), slice(2, 4))
+    expected = [_collected(model, noisy[part], timesteps[part], of_two, names, images=1) for part in pairs]
     try:
         found = _collected(model, noisy, timesteps, of_four, names, images=2)
     except Exception:  # layers with several inputs or outputs raise errors of many kinds
+        tried[chosen] = False
         return False
     # Some gradients are zero except for rounding errors, such as those of a bias before a softmax.
     rounding = 1e-5 * torch.stack([gradient.norm() for one in expected for gradient in one.values()]).norm()
-    return all(one.keys() == found.keys() for one in expected) and all(
-        (found[name][image] - one[name][0]).norm() <= TOLERANCE * one[name].norm() + rounding
+    tried[chosen] = all(one.keys() == found.keys() for one in expected) and all(
+        bool((found[name][image] - one[name][0]).norm() <= TOLERANCE * one[name].norm() + rounding)
         for image, one in enumerate(expected)
         for name in one
     )
+    return tried[chosen]
 
 
 def _collected(
@@ -182,41 +162,31 @@ def _collected(
         whole = F.pad(gradient, (0, -gradient.shape[1] % FOLDED))
         gradients[name] = gradients.get(name, 0) + whole.view(images, -1, FOLDED).sum(1)
 
-    network = model.network
-    receiving = (
-        gradient_of_the_batch(network, names, receive)
-        if images == 1
-        else gradient_of_each_image(network, names, images, receive)
-    )
+    if images == 1:
+        receiving = gradient_of_the_batch(model.network, names, receive)
+    else:
+        receiving = gradient_of_each_image(model.network, names, images, receive)
     with receiving:
         model.predict_target(noisy, timesteps, condition).square().sum().backward()
     return gradients
 
 
 @contextmanager
-def _removed_after(handles: list[RemovableHandle]) -> Iterator[None]:
-    """Remove the hooks when the block ends."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def _evaluating(network: nn.Module, requiring: set[str]) -> Iterator[None]:
+def _evaluating(network: nn.Module, requiring: set[str]) -> Iterator[list[RemovableHandle]]:
     """Put the network in evaluation mode, and let only the parameters in `requiring` require gradients.
 
-    When the block ends, all is set back.
+    When the block ends, all is set back, and the hooks whose handles were added to the list are removed.
     """
-    training = network.training
+    training, handles = network.training, list[RemovableHandle]()
     before = {name: value.requires_grad for name, value in network.named_parameters()}
     network.eval()
     for name, value in network.named_parameters():
         value.requires_grad_(name in requiring)
     try:
-        yield
+        yield handles
     finally:
+        for handle in handles:
+            handle.remove()
         network.train(training)
         for name, value in network.named_parameters():
             value.requires_grad_(before[name])

@@ -9,23 +9,19 @@ without the gradient (`factored.py`). If hooks fail for a network, a pass holds 
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dtrak.devices import reproducible, threads_for
 from dtrak.errors import DtrakError, UsageError
-from dtrak.gradients.activations import activation_bytes
-from dtrak.gradients.backward import Receiver, Shortcut, can_share_a_pass, gradient_of_each_image, gradient_of_the_batch
-from dtrak.gradients.objectives import Objective, get_objective
+from dtrak.gradients.backward import can_share_a_pass, gradient_of_each_image, gradient_of_the_batch
+from dtrak.gradients.copies import Copies
+from dtrak.gradients.objectives import Objective
 from dtrak.gradients.projections import Projection
-from dtrak.gradients.sharing import OWN, SHARED, Places, parse_sharing
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
-from dtrak.models.memory import copies_that_fit, recomputes, total_memory
-from dtrak.noise import gaussian
+from dtrak.models.memory import copies_that_fit, kept_bytes, one_image, recomputes, total_memory
 
 Id = str | int
 
@@ -34,36 +30,18 @@ SHARED_PASS_BYTES = 256 << 20
 MOST_SHARED_IMAGES = 32
 
 
-@dataclass(frozen=True)
-class Copies:
-    """The noised copies that are made of each image: K timesteps with Z noises each."""
-
-    timesteps: tuple[int, ...]
-    draws: int = 1  # how many noises there are at each timestep
-    noise: str = SHARED  # which images have the same noises: `sharing.py`
-    seed: int = 0
-    of: str = ""  # a name of the set of images, because two sets can have the same ids
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """Return (timestep, draw) of every copy."""
-        return [(timestep, draw) for timestep in self.timesteps for draw in range(self.draws)]
-
-    def noises(self, shape: tuple[int, ...], image: Id | None = None, row: int = 0) -> Tensor:
-        """Return ε of every copy, [KZ, C, H, W], for an image that has this row in its set.
-
-        It depends on seed, timestep and draw, and on the image or its place if images do not share all noise.
-        """
-        sharing = parse_sharing(self.noise)
-        name: tuple[str, ...] = ()
-        if isinstance(sharing, Places):
-            name = (f"place {sharing.of(row)}",)
-        elif sharing == OWN and image is not None:
-            name = (f"image {image} of {self.of}",)
-        return torch.stack([gaussian(shape, self.seed, timestep, draw, *name) for timestep, draw in self.pairs()])
-
-
 class NotFiniteError(DtrakError):
     """A model's output or a gradient is NaN or infinite for an image."""
+
+
+def activation_bytes(model: DiffusionModel, condition: Condition | None = None) -> int:
+    """Return how many bytes autograd keeps for one copy, for gradients of the model's trained parameters.
+
+    `condition` holds the condition of one image; each of its tensors is [1, …].
+    """
+    image = one_image(model, condition or {})
+    with gradient_of_the_batch(model.network, set(model.parameters()), lambda name, gradient: None):
+        return kept_bytes(model.network, lambda: model.predict_target(*image))
 
 
 class Featurizer:
@@ -72,7 +50,7 @@ class Featurizer:
     def __init__(
         self,
         model: DiffusionModel,
-        objectives: Sequence[str | Objective],
+        objectives: Sequence[Objective],
         copies: Copies,
         projection: Projection,
         parameters: dict[str, nn.Parameter],
@@ -83,88 +61,72 @@ class Featurizer:
         autocast: bool = False,  # whether forward passes are in bfloat16; gradients are added in float32 even then
     ) -> None:
         self.model = model
-        self.objectives = [get_objective(one) if isinstance(one, str) else one for one in objectives]
+        self.objectives = objectives
         self.copies = copies
         self.projection = projection
         self.parameters = parameters
         self.apart = apart
         self.autocast = autocast
+        self.projection_seconds = 0.0
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
-        self._shared_noise = copies.noises(model.shape) if copies.noise == SHARED else None
-        per_copy = activation_bytes(model, condition)
-        if recomputes(model, per_copy, total_memory(model.device)):
+        self.rows = len(self.timesteps) if apart else 1  # of an image
+        self._shared_noise = copies.noises(model.shape) if copies.noise == "shared" else None
+
+        memory, per_copy = total_memory(model.device), activation_bytes(model, condition)
+        if recomputes(model, per_copy, memory):
             per_copy = activation_bytes(model, condition)
-        self.copies_at_once = copies_that_fit(per_copy, total_memory(model.device))
-        self.batch_size = self._choose_batch_size(per_copy, batch_size)
+        self.copies_at_once = copies_that_fit(per_copy, memory)
+        gradient = 0 if projection.has_shortcuts else 4 * max(value.numel() for value in parameters.values())
+        fitting = SHARED_PASS_BYTES // (per_copy * len(self.timesteps) + gradient)
+        self.batch_size = batch_size or max(1, min(fitting, MOST_SHARED_IMAGES))
         self.follows_layers = self.batch_size > 1 or apart or projection.has_shortcuts
         if self.follows_layers and not can_share_a_pass(model, set(parameters), condition):
-            self._take_one_at_a_time(batch_size)
-        self.projection_seconds = 0.0
+            if batch_size is not None and batch_size > 1:
+                raise UsageError(f"batch-size {batch_size}: the images of this network cannot share a pass; give 1")
+            self.follows_layers, self.batch_size = False, 1
+            self.copies_at_once = 1 if apart else self.copies_at_once
         self.pass_bytes = per_copy * min(self.copies_at_once, self.batch_size * len(self.timesteps))
 
-    def _choose_batch_size(self, bytes_per_copy: int, wanted: int | None) -> int:
-        largest = 0 if self.projection.has_shortcuts else 4 * max(value.numel() for value in self.parameters.values())
-        fitting = SHARED_PASS_BYTES // (bytes_per_copy * len(self.timesteps) + largest)
-        return wanted or max(1, min(fitting, MOST_SHARED_IMAGES))
-
-    def _take_one_at_a_time(self, wanted: int | None) -> None:
-        """Put only one image, or one copy, in each pass, because hooks fail for this network."""
-        if wanted is not None and wanted > 1:
-            raise UsageError(f"batch-size {wanted}: the images of this network cannot share a pass; give 1")
-        self.follows_layers, self.batch_size = False, 1
-        if self.apart:
-            self.copies_at_once = 1
-
-    @property
-    def rows(self) -> int:
-        """Return how many rows an image has: one for each copy if copies are apart, and one if not."""
-        return len(self.timesteps) if self.apart else 1
-
-    def __call__(
-        self, clean: Tensor, ids: Sequence[Id], condition: Condition | None = None, numbers: Sequence[int] | None = None
-    ) -> Tensor:
+    def __call__(self, clean: Tensor, ids: Sequence[Id], condition: Condition | None = None) -> Tensor:
         """Return φ of the images `clean` [B, C, H, W], float32 on the CPU: [objectives, B, k].
 
         If copies are apart, φ is [objectives, B, KZ, k]. `clean` can also be [B, K, C, H, W], with one image for every
-        timestep. `condition` holds the conditions of the images; each of its tensors is [B, …]. `numbers` are the rows
-        of the images in their set, for noise by place; None means the first ones.
+        timestep. `condition` holds the conditions of the images; each of its tensors is [B, …].
         """
-        numbers = range(len(clean)) if numbers is None else numbers
-        moved_condition = moved(condition or {}, self.model.device)
+        own = moved(condition or {}, self.model.device)
         out = torch.zeros(len(self.objectives), len(clean), self.rows, self.projection.dim, device=self.model.device)
-        size = _equal_parts(len(clean), self.batch_size)
+        passes = max(1, -(-len(clean) // self.batch_size))
+        size = max(1, -(-len(clean) // passes))  # about equal parts: a small rest would be slow for its size
         with threads_for(self.pass_bytes), reproducible():
             for start in range(0, len(clean), size):
-                rows = slice(start, start + size)
-                own = {name: value[rows] for name, value in moved_condition.items()}
-                self._add_images(out[:, rows], clean[rows].to(self.model.device), ids[rows], numbers[rows], own)
+                part = slice(start, start + size)
+                of_part = {name: value[part] for name, value in own.items()}
+                self._add_images(out[:, part], clean[part].to(self.model.device), ids[part], of_part)
         return out.cpu() if self.apart else out[:, :, 0].cpu()
 
-    def _add_images(
-        self, out: Tensor, clean: Tensor, ids: Sequence[Id], numbers: Sequence[int], condition: Condition
-    ) -> None:
+    def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id], condition: Condition) -> None:
         """Add the features of b images that share their passes to `out` [objectives, b, rows, k]."""
-        noises = torch.stack([self._noise_of(*one) for one in zip(ids, numbers, strict=True)])
+        shared, shape = self._shared_noise, self.model.shape
+        noises = torch.stack([self.copies.noises(shape, one) if shared is None else shared for one in ids])
         noises = noises.to(clean.device)  # [b, KZ, C, H, W]
-        if clean.dim() < noises.dim():
-            clean = clean[:, None].expand_as(noises)
-        else:
-            clean = clean.repeat_interleave(self.copies.draws, 1)
+        clean = clean.repeat_interleave(self.copies.draws, 1) if clean.dim() == 5 else clean[:, None].expand_as(noises)
         step = max(1, self.copies_at_once // len(clean))
         for start in range(0, len(self.timesteps), step):
             part = slice(start, start + step)
             rows = out[:, :, part] if self.apart else out
             self._add_pass(rows, clean[:, part], noises[:, part], self.timesteps[part], ids, condition)
         finite = out.isfinite().all(3).all(2).all(0)
-        if not finite.all():
-            bad = int((~finite).nonzero()[0])
-            own = {name: value[bad : bad + 1] for name, value in condition.items()}
-            self._find_timestep(clean[bad : bad + 1], noises[bad : bad + 1], ids[bad], own)
-
-    def _noise_of(self, image: Id, row: int) -> Tensor:
-        if self._shared_noise is not None:
-            return self._shared_noise
-        return self.copies.noises(self.model.shape, image, row)
+        if finite.all():
+            return
+        bad = int((~finite).nonzero()[0])
+        own = {name: value[bad : bad + 1] for name, value in condition.items()}
+        for index, timestep in enumerate(self.timesteps.tolist()):
+            image, copy = slice(bad, bad + 1), slice(index, index + 1)
+            of_copy = torch.zeros_like(out[:, image, :1])
+            self._add_pass(of_copy, clean[image, copy], noises[image, copy], self.timesteps[copy], [ids[bad]], own)
+            if not of_copy.isfinite().all():
+                raise NotFiniteError(f"the gradient of image {ids[bad]} is not finite at timestep {timestep}")
+        raise NotFiniteError(f"the gradient of image {ids[bad]} overflows when its timesteps are added")
 
     def _add_pass(
         self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[Id], condition: Condition
@@ -191,42 +153,22 @@ class Featurizer:
             add = self.projection.shortcut(name, layer, a)
             return None if add is None else lambda g: add(rows[current], g)
 
-        with self._receiving(rows.shape[1], receive, shortcut):
+        network, names = self.model.network, set(self.parameters)
+        if self.follows_layers:
+            receiving = gradient_of_each_image(network, names, rows.shape[1], receive, shortcut)
+        else:
+            receiving = gradient_of_the_batch(network, names, receive)
+        with receiving:
             with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.autocast):
                 predicted = self.model.predict_target(noisy, steps, of_copies).float()
-            self._check_output(predicted, timesteps, ids)
+            bad = ~predicted.detach().isfinite().flatten(1).all(1)
+            if bad.any():
+                image, copy = divmod(int(bad.nonzero()[0]), len(timesteps))
+                where = f"image {ids[image]} at timestep {int(timesteps[copy])}"
+                raise NotFiniteError(f"the model's output is not finite for {where}")
             weights = self.model.elbo_weights(steps)
             losses = [objective(predicted, target, weights).sum() for objective in self.objectives]
             for current, loss in enumerate(losses):
                 last = current + 1 == len(losses)
                 (loss if self.apart else loss / len(self.timesteps)).backward(retain_graph=not last)
         out += rows.unflatten(1, out.shape[1:3])
-
-    def _receiving(self, rows: int, receive: Receiver, shortcut: Shortcut) -> AbstractContextManager[None]:
-        network, names = self.model.network, set(self.parameters)
-        if self.follows_layers:
-            return gradient_of_each_image(network, names, rows, receive, shortcut)
-        return gradient_of_the_batch(network, names, receive)
-
-    def _check_output(self, predicted: Tensor, timesteps: Tensor, ids: Sequence[Id]) -> None:
-        bad = ~predicted.detach().isfinite().flatten(1).all(1)
-        if bad.any():
-            image, copy = divmod(int(bad.nonzero()[0]), len(timesteps))
-            raise NotFiniteError(
-                f"the model's output is not finite for image {ids[image]} at timestep {int(timesteps[copy])}"
-            )
-
-    def _find_timestep(self, clean: Tensor, noises: Tensor, image: Id, condition: Condition) -> None:
-        """Raise an error that names the timestep at which the gradient of one image is not finite."""
-        for index, timestep in enumerate(self.timesteps.tolist()):
-            part = slice(index, index + 1)
-            out = torch.zeros(len(self.objectives), 1, 1, self.projection.dim, device=clean.device)
-            self._add_pass(out, clean[:, part], noises[:, part], self.timesteps[part], [image], condition)
-            if not out.isfinite().all():
-                raise NotFiniteError(f"the gradient of image {image} is not finite at timestep {timestep}")
-        raise NotFiniteError(f"the gradient of image {image} overflows when its timesteps are added")
-
-
-def _equal_parts(count: int, most: int) -> int:
-    """Return the size of about equal parts, none larger than `most`: a small rest would be slow for its size."""
-    return -(-count // -(-count // most)) if count else 1

@@ -98,9 +98,6 @@ def owners(network: nn.Module, names: set[str]) -> dict[str, nn.Module]:
 
 def of_blocks(network: nn.Module, names: set[str]) -> set[str]:
     """Return the named parameters that belong to a block of layers, and not to a layer."""
-    layers = owners(network, names)
-    return {name for name in names if _is_block(layers[name.rpartition(".")[0]])}
-
-
-def _is_block(layer: nn.Module) -> bool:
-    return not is_known(layer) and any(layer.children())
+    layers = owners(network, names).items()
+    blocks = {path for path, layer in layers if not is_known(layer) and any(layer.children())}
+    return {name for name in names if name.rpartition(".")[0] in blocks}

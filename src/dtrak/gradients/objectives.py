@@ -1,8 +1,8 @@
 """Objectives are the functions ℓ(ε_θ, ε) whose gradients are the features of images.
 
-There are the seven of the paper, a mixture of two of them, and a random probe. Each takes the predictions ε_θ [B, …],
-the noises ε [B, …] and the ELBO weights [B] of B noised copies, and returns ℓ [B]. For a flow, v_θ and v take the
-places of ε_θ and ε. To add an objective, write a function, and add a line to `OBJECTIVES`.
+There are the seven of the paper, and a mixture of two of them. Each takes the predictions ε_θ [B, …], the noises
+ε [B, …] and the ELBO weights [B] of B noised copies, and returns ℓ [B]. For a flow, v_θ and v take the places of ε_θ
+and ε. To add an objective, write a function, and add a line to `OBJECTIVES`.
 """
 
 import re
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from dtrak.errors import UsageError
-from dtrak.noise import gaussian
 from dtrak.registry import Registry
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -51,15 +50,6 @@ def interpolated(predicted: Tensor, noise: Tensor, elbo_weights: Tensor, eta: fl
     return eta * squared + (1 - eta) * (simple(predicted, noise, elbo_weights) - squared)
 
 
-def probe(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
-    """Return mean u·ε_θ, with the same random u for all images and timesteps.
-
-    Its gradient depends on the network's Jacobian, but on no loss.
-    """
-    u = gaussian(tuple(predicted.shape[1:]), "probe").to(predicted.device)
-    return (predicted * u).flatten(1).mean(1)
-
-
 OBJECTIVES: Registry[Objective] = Registry(
     "objective",
     "dtrak.objectives",
@@ -76,18 +66,11 @@ OBJECTIVES: Registry[Objective] = Registry(
 
 
 def get_objective(name: str) -> Objective:
-    """Return the objective of that name; `interpolated(0.3)` is the one between `simple` and `square` with η = 0.3.
-
-    `probe` is not in the registry, because its value says nothing about a retrained model.
-    """
+    """Return the objective of that name; `interpolated(0.3)` is between `simple` and `square`, with η = 0.3."""
     if name in OBJECTIVES:
         return OBJECTIVES[name]
-    if name == "probe":
-        return probe
-    if match := re.fullmatch(r"interpolated\((\d+|\d*\.\d+)\)", name):
-        eta = float(match[1])
-        if 0 <= eta <= 1:
-            return partial(interpolated, eta=eta)
-    raise UsageError(
-        f"unknown objective {name!r}: choose from {', '.join(OBJECTIVES)}, probe or interpolated(η) with η from 0 to 1"
-    )
+    found = re.fullmatch(r"interpolated\((\d+|\d*\.\d+)\)", name)
+    if found is None or float(found[1]) > 1:
+        known = ", ".join(OBJECTIVES)
+        raise UsageError(f"unknown objective {name!r}: choose from {known} or interpolated(η) with η from 0 to 1")
+    return partial(interpolated, eta=float(found[1]))

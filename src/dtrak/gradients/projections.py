@@ -1,7 +1,8 @@
 """Projections reduce d numbers to k and keep inner products on average: E[Pᵀg · Pᵀh] = g·h.
 
 A projection takes the gradient of one parameter at a time and adds its part to the result, so that the whole gradient
-is never in memory. A projection depends only on its seed, on k, and on the names and shapes of the parameters.
+is never in memory. A projection depends only on its seed, on k, and on the names and shapes of the parameters. To add
+one, write a class, and add a line to `PROJECTIONS`.
 """
 
 import math
@@ -11,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dtrak.noise import stream
+from dtrak.noise import gaussian, stream
+from dtrak.registry import Registry
 
 Shapes = Mapping[str, tuple[int, ...]]  # the shapes of the parameters, by name
+AddFromOutput = Callable[[Tensor, Tensor], None]  # takes `out` [B, k] and the gradient of a layer's output
 
 
 class Projection:
@@ -26,16 +29,12 @@ class Projection:
         """Project a parameter's gradient [B, n] and add it to `out` [B, k]. This may overwrite the gradient."""
         raise NotImplementedError
 
-    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> "AddFromOutput | None":
-        """Return a function that projects a parameter's gradient without computing it, from its layer's input a.
+    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> AddFromOutput | None:
+        """Return a function that adds a parameter's projected gradient to `out` without computing the gradient.
 
-        The function takes `out` [B, k], to which it adds, and the gradient of the layer's output. Return None if the
-        parameter's gradient itself is needed.
+        `a` is the input of the parameter's layer. Return None if the gradient itself is needed.
         """
         return None
-
-
-AddFromOutput = Callable[[Tensor, Tensor], None]  # takes `out` and the gradient of a layer's output
 
 
 class Sketch(Projection):
@@ -86,24 +85,18 @@ def add_rows_by_index(out: Tensor, values: Tensor, starts: list[int], rows_at_on
 
 
 class Dense(Projection):
-    """A dense random matrix, divided by √k, as in the paper. Its blocks are drawn when they are used, and not kept."""
+    """A dense Gaussian matrix, divided by √k, as in the paper. Its blocks are drawn when they are used, not kept."""
 
     BLOCK = 1 << 22  # how many entries of the matrix are in memory at a time
 
-    def __init__(self, dim: int, shapes: Shapes, seed: int, entries: str) -> None:
+    def __init__(self, dim: int, shapes: Shapes, seed: int) -> None:
         self.dim = dim
         self._seed = seed
-        self._entries = entries
 
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
         rows = max(1, self.BLOCK // self.dim)
         for index, part in enumerate(gradient.split(rows, dim=1)):
-            random = stream(self._seed, self._entries, name, index)
-            shape = (part.shape[1], self.dim)
-            if self._entries == "gaussian":
-                matrix = torch.from_numpy(random.standard_normal(shape, dtype="float32"))
-            else:
-                matrix = torch.from_numpy(random.integers(2, size=shape, dtype="int8")).float() * 2 - 1
+            matrix = gaussian((part.shape[1], self.dim), self._seed, "gaussian", name, index)
             out += part @ (matrix.to(part.device) / self.dim**0.5)
 
 
@@ -118,6 +111,25 @@ class Identity(Projection):
 
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
         out[:, self._places[name]] += gradient
+
+
+def _factored(dim: int, shapes: Shapes, seed: int) -> Projection:
+    from dtrak.gradients.factored import Factored
+
+    return Factored(dim, shapes, seed)
+
+
+MakeProjection = Callable[[int, Shapes, int], Projection]  # from k, the shapes of the parameters by name, and a seed
+PROJECTIONS: Registry[MakeProjection] = Registry(
+    "projection",
+    "dtrak.projections",
+    {"sketch": Sketch, "factored": _factored, "dense": Dense, "identity": Identity},
+)
+
+
+def make_projection(kind: str, dim: int, shapes: Shapes, seed: int) -> Projection:
+    """Return a projection of this kind to at most `dim` numbers; only `identity` ignores `dim` and keeps all."""
+    return PROJECTIONS.choose(kind)(dim, shapes, seed)
 
 
 def sizes_of(shapes: Shapes) -> dict[str, int]:

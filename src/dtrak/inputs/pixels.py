@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtrak.gradients.timesteps import timesteps_of
+from dtrak.gradients.copies import timesteps_of
 from dtrak.inputs.arrays import Counts, NoisedQueries, Vectors
 from dtrak.inputs.task import Source, Task
 
@@ -64,13 +64,13 @@ class NoisedPixels(Source):
     cost: str = "K comparisons of all patches of two images"
 
     def inputs(self, task: Task) -> Iterator[NoisedQueries]:
-        from dtrak.gradients.featurizer import Copies
+        from dtrak.gradients.copies import Copies
 
         settings, model, queries = task.settings, task.model, task.query_inputs
-        steps = timesteps_of(model, settings.timesteps, apart=True)
+        steps = timesteps_of(model, settings.timesteps, "visible")
         copies = Copies(steps, settings.draws, settings.noise, settings.seed, queries.fingerprint)
         images = [None] if copies.noise == "shared" else queries.ids.tolist()
-        noises = torch.stack([copies.noises(model.shape, one, row) for row, one in enumerate(images)], 1)
+        noises = torch.stack([copies.noises(model.shape, one) for one in images], 1)
         signal, sigma = model.signal_and_noise(torch.tensor([timestep for timestep, _ in copies.pairs()]))
         of_copies = (len(noises), 1, 1, 1, 1)
         clean = queries.tensor(range(len(queries)))

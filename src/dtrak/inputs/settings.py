@@ -19,7 +19,7 @@ class Settings(FeatureSettings):
 
     objective: Annotated[
         str | None,
-        Option("NAME", "For d-trak: simple, elbo, square, avg, l1, l2, linf, probe or interpolated(η).", "square"),
+        Option("NAME", "For d-trak: simple, elbo, square, avg, l1, l2, linf or interpolated(η).", "square"),
     ] = None
     damping: float | str = "auto"  # λ: auto, spectrum, a fraction of the mean eigenvalue, or absolute:5
     kernel: Annotated[

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrak.gradients.kronecker import Directions
+from dtrak.gradients.kronecker_factors import Directions
 from dtrak.kernels.preconditioner import EVERY, Array, Preconditioner, Rows, mean_eigenvalue
 
 IMAGES_AT_ONCE = 32

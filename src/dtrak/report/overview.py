@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from dtrak.attribution.scores import Scores
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.copies import select_timesteps
 from dtrak.inputs.gradients import Gradients
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS, needed_by

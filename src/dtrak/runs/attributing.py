@@ -16,7 +16,7 @@ from dtrak.attribution.scores import Scores, load_scores, save_scores
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import write_json
-from dtrak.gradients.timesteps import select_timesteps
+from dtrak.gradients.copies import select_timesteps
 from dtrak.images.images import Images
 from dtrak.inputs.benchmark import Benchmark
 from dtrak.inputs.settings import Settings
@@ -78,7 +78,7 @@ def features_folder(run: Run, settings: Settings, prefix: str = "") -> Path:
 def features_name(settings: Settings, total: int) -> str:
     """Return a name that is different for all settings that give different features; `total` is T."""
     kind = settings.projection_of(apart=False)
-    timesteps, of_copies = (select_timesteps(settings.timesteps, total, apart) for apart in (False, True))
+    timesteps, of_copies = (select_timesteps(settings.timesteps, total, form) for form in ("uniform", "visible"))
     values = asdict(settings.features) | {"timesteps": timesteps, "projection": kind}
     values["copies"] = timesteps if timesteps == of_copies else "visible"  # a list means the same for copies apart
     for name in NOT_IN_FEATURES:

@@ -172,7 +172,7 @@ class Run:
 
     def read_attribution(self) -> dict[str, Any] | None:
         """Read attribution.json, the settings of the last scores; None if the file is missing or not valid."""
-        from dtrak.gradients.timesteps import select_timesteps
+        from dtrak.gradients.copies import select_timesteps
         from dtrak.kernels.damping import Damping
 
         path = self.folder / "attribution.json"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dtrak.gradients.norms import of_each_copy
+from dtrak.gradients.block_parameters import norms_of_each_copy
 
 
 @pytest.mark.parametrize("positions", [(5, 3), (7,), ()])
@@ -22,7 +22,7 @@ def test_each_copy_has_the_gradient_of_its_own_pass(positions: tuple[int, ...]) 
     (to_input,) = torch.autograd.grad((plain * weights).sum(), x)
     found: dict[str, Tensor] = {}
     receivers = {key: lambda rows, key=key: found.__setitem__(key, rows) for key in ("weight", "bias")}
-    with of_each_copy({norm: receivers}):
+    with norms_of_each_copy({norm: receivers}):
         joined = norm(x)
         (own,) = torch.autograd.grad((joined * weights).sum(), x, retain_graph=True)
         (joined * weights).sum().backward()
@@ -35,6 +35,6 @@ def test_each_copy_has_the_gradient_of_its_own_pass(positions: tuple[int, ...]) 
 
 def test_an_error_leaves_the_norm_as_it_was() -> None:
     norm = nn.GroupNorm(1, 2)
-    with pytest.raises(RuntimeError, match="shape"), of_each_copy({norm: {}}):
+    with pytest.raises(RuntimeError, match="shape"), norms_of_each_copy({norm: {}}):
         norm(torch.ones(3, 5, 2))
     assert torch.isfinite(norm(torch.randn(3, 2, 4))).all()
