@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtrak.errors import UsageError
-from dtrak.gradients.layers import is_known
+from dtrak.gradients.layers import has_matrix
 from dtrak.gradients.projections import AddFromOutput, Identity, Projection, Shapes, Sketch, sizes_of
 from dtrak.noise import stream
 
@@ -63,11 +63,15 @@ class Factored(Projection):
     def factors(self, name: str, device: torch.device) -> "Factors":
         """Return A [p, in] and B [p, out] of a matrix."""
         if name not in self._factors:
-            (rows, columns), (p, q) = self._full[name], self._sizes[name]
-            b = _orthogonal(p, rows, self._seed, "factored", name, 0)
-            self._factors[name] = Factors(*_filters(q, self._channels[name], columns, self._seed, "factored", name), b)
-        self._factors[name] = self._factors[name].to(device)
-        return self._factors[name]
+            (rows, columns), (p, q), channels = self._full[name], self._sizes[name], self._channels[name]
+            names, places = (self._seed, "factored", name), None
+            if channels < columns and q <= channels:  # rows are products over channels and places
+                signs = stream(*names, "places").integers(2, size=(q, columns // channels), dtype="int8") * 2 - 1
+                columns, places = channels, torch.from_numpy(signs.astype(np.float32))
+            a, b = _orthogonal(q, columns, *names, 1), _orthogonal(p, rows, *names, 0)
+            self._factors[name] = Factors(a, places, b)
+        found = self._factors[name] = self._factors[name].to(device)
+        return found
 
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
         if name not in self._places:
@@ -79,7 +83,7 @@ class Factored(Projection):
     def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> AddFromOutput | None:
         """Return a function that adds B ∇W Aᵀ of each image. It keeps A a instead of a, and computes B g from g."""
         reduce = REDUCED.get(type(layer))
-        if reduce is None or not is_known(layer) or name not in self._places or getattr(layer, "groups", 1) != 1:
+        if reduce is None or not has_matrix(layer) or name not in self._places:
             return None
         product, place = reduce(layer, a, self.factors(name, a.device)), self._places[name]
 
@@ -104,11 +108,8 @@ class Factors:
         return (self.channels[:, :, None] * self.places[:, None, :]).flatten(1)
 
     def to(self, device: torch.device) -> "Factors":
-        if self.b.device == device:
-            return self
-        return Factors(
-            self.channels.to(device), None if self.places is None else self.places.to(device), self.b.to(device)
-        )
+        places = None if self.places is None else self.places.to(device)
+        return Factors(self.channels.to(device), places, self.b.to(device))
 
 
 # The functions in `REDUCED` take a layer, its input a [copies, …] and the factors. Each returns a `Product`, which
@@ -171,15 +172,6 @@ def _reduced_shapes(matrices: Mapping[str, tuple[int, int]], numbers: int) -> di
             f"but has only {numbers:,}; give a larger one, or --projection sketch"
         )
     return reduced(steps[fitting - 1]) if matrices else {}
-
-
-def _filters(p: int, channels: int, numbers: int, *names: int | str) -> tuple[Tensor, Tensor | None]:
-    """Return p ≤ `numbers` orthogonal rows A with E[AᵀA] = I, as products over channels and places if p ≤ channels."""
-    places = numbers // channels
-    if places == 1 or p > channels:
-        return _orthogonal(p, numbers, *names, 1), None
-    signs = stream(*names, "places").integers(2, size=(p, places), dtype="int8") * 2 - 1
-    return _orthogonal(p, channels, *names, 1), torch.from_numpy(signs.astype(np.float32))
 
 
 def _orthogonal(p: int, n: int, *names: int | str) -> Tensor:

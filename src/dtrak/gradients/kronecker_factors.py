@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dtrak.gradients.layers import is_known, owners
+from dtrak.gradients.layers import has_matrix, owners
 from dtrak.gradients.projections import AddFromOutput, Projection, Shapes, sizes_of
 from dtrak.noise import stable_hash
 
@@ -44,27 +44,14 @@ class Block:
     left: Tensor  # U [out, out]
     right: Tensor  # V [in, in]; the last row is for the bias
 
-    def rotated(self, gradients: Tensor) -> Tensor:
-        """Return Uᵀ ∇W V of gradients [B, d], [B, out, in]."""
-        return self.left.T @ self._matrix(gradients) @ self.right
-
-    def rotate(self, gradients: Tensor) -> None:
-        """Replace ∇W in gradients [B, d] with Uᵀ ∇W V."""
-        self._put(gradients, self.rotated(gradients))
-
-    def rotate_back(self, gradients: Tensor) -> None:
-        """Replace M in gradients [B, d] with U M Vᵀ."""
-        self._put(gradients, self.left @ self._matrix(gradients) @ self.right.T)
-
-    def _matrix(self, gradients: Tensor) -> Tensor:
+    def rotate(self, gradients: Tensor, back: bool = False) -> None:
+        """Replace ∇W in gradients [B, d] with Uᵀ ∇W V, or with U ∇W Vᵀ to rotate `back`."""
         weight = gradients[:, self.weight].unflatten(1, (len(self.left), -1))
-        return weight if self.bias is None else torch.cat([weight, gradients[:, self.bias, None]], 2)
-
-    def _put(self, gradients: Tensor, matrix: Tensor) -> None:
-        inputs = matrix.shape[2] - (self.bias is not None)
-        gradients[:, self.weight] = matrix[:, :, :inputs].flatten(1)
+        matrix = weight if self.bias is None else torch.cat([weight, gradients[:, self.bias, None]], 2)
+        found = self.left @ matrix @ self.right.T if back else self.left.T @ matrix @ self.right
+        gradients[:, self.weight] = found[:, :, : weight.shape[2]].flatten(1)
         if self.bias is not None:
-            gradients[:, self.bias] = matrix[:, :, inputs]
+            gradients[:, self.bias] = found[:, :, -1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +69,7 @@ class Directions:
         """Return the gradients [B, d] that have these coordinates."""
         found = coordinates.clone()
         for block in self.blocks:
-            block.rotate_back(found)
+            block.rotate(found, back=True)
         return found
 
 
@@ -102,51 +89,38 @@ class Covariances(Projection):
 
     def __init__(self, network: nn.Module, shapes: Shapes) -> None:
         self._shapes = shapes
-        self._layers = {
-            f"{path}.weight" if path else "weight": layer
-            for path, layer in owners(network, set(shapes)).items()
-            if type(layer) in INPUT_ROWS and is_known(layer) and getattr(layer, "groups", 1) == 1
+        weights = {
+            f"{path}.weight" if path else "weight": layer for path, layer in owners(network, set(shapes)).items()
         }
-        self._of_inputs: dict[str, Tensor] = {}
-        self._of_outputs: dict[str, Tensor] = {}
+        self._known = {name for name, one in weights.items() if type(one) in INPUT_ROWS and has_matrix(one)}
+        self.totals: dict[str, Tensor] = {}  # Σ a aᵀ and Σ g gᵀ, float64, under "a" or "g" and the weight's name
 
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
         """Gradients are not needed."""
 
     def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> AddFromOutput:
-        if name not in self._layers or name not in self._shapes:
+        if name not in self._known:
             return lambda out, g: None
         rows = INPUT_ROWS[type(layer)](layer, a)
-        if self._bias(name) is not None:
-            rows = F.pad(rows, (0, 1), value=1)
-        _add(self._of_inputs, name, rows)
+        self._add(f"a {name}", F.pad(rows, (0, 1), value=1) if _bias_of(name) in self._shapes else rows)
         axis = 1 if isinstance(layer, nn.Conv2d) else -1  # of the outputs
-        return lambda out, g: _add(self._of_outputs, name, g.movedim(axis, -1).reshape(-1, g.shape[axis]))
+        return lambda out, g: self._add(f"g {name}", g.movedim(axis, -1).reshape(-1, g.shape[axis]))
 
-    def _bias(self, name: str) -> str | None:
-        bias = f"{name.removesuffix('weight')}bias"
-        return bias if bias in self._shapes else None
+    def _add(self, name: str, rows: Tensor) -> None:
+        self.totals[name] = self.totals.get(name, 0) + (rows.T @ rows).double().cpu()
 
     def blocks(self) -> list[Block]:
         """Return the blocks of all layers that were seen, with the eigenvectors of their covariances."""
         places, end = dict[str, slice](), 0
         for name, size in sizes_of(self._shapes).items():
             places[name], end = slice(end, end + size), end + size
-        found = []
-        for name, of_outputs in self._of_outputs.items():
-            bias = self._bias(name)
-            left, right = (torch.linalg.eigh(one)[1].float() for one in (of_outputs, self._of_inputs[name]))
-            found.append(Block(places[name], None if bias is None else places[bias], left, right))
-        return found
+        seen = [name for name in self._shapes if f"g {name}" in self.totals]
+        factors = [[torch.linalg.eigh(self.totals[f"{side} {name}"])[1].float() for side in "ga"] for name in seen]
+        return [Block(places[name], places.get(_bias_of(name)), *two) for name, two in zip(seen, factors, strict=True)]
 
 
-def _add(totals: dict[str, Tensor], name: str, rows: Tensor) -> None:
-    """Add rowsᵀ rows to a total, in float64."""
-    totals[name] = totals.get(name, 0) + (rows.T @ rows).double().cpu()
-
-
-def _of_linear(layer: nn.Linear, a: Tensor) -> Tensor:
-    return a.reshape(-1, a.shape[-1])
+def _bias_of(weight: str) -> str:
+    return f"{weight.removesuffix('weight')}bias"
 
 
 def _of_convolution(layer: nn.Conv2d, a: Tensor) -> Tensor:
@@ -157,4 +131,7 @@ def _of_convolution(layer: nn.Conv2d, a: Tensor) -> Tensor:
     return unfolded.transpose(1, 2).flatten(0, 1)
 
 
-INPUT_ROWS: dict[type[nn.Module], Callable[..., Tensor]] = {nn.Linear: _of_linear, nn.Conv2d: _of_convolution}
+INPUT_ROWS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Linear: lambda layer, a: a.reshape(-1, a.shape[-1]),
+    nn.Conv2d: _of_convolution,
+}

@@ -91,6 +91,11 @@ def is_known(layer: nn.Module) -> bool:
     return type(layer) in LAYERS
 
 
+def has_matrix(layer: nn.Module) -> bool:
+    """Return whether the gradient of a known layer's weight is Σ_positions g aᵀ, as for a linear layer."""
+    return is_known(layer) and not (isinstance(layer, nn.Conv2d) and layer.groups > 1)
+
+
 def owners(network: nn.Module, names: set[str]) -> dict[str, nn.Module]:
     """Return the layers that hold the named parameters, by the layer's name."""
     return {name.rpartition(".")[0]: network.get_submodule(name.rpartition(".")[0]) for name in names}
