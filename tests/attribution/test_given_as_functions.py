@@ -15,11 +15,12 @@ from torch import Tensor
 
 import dtrak
 import tiny
+from dtrak.contracts import Projection
 from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.features.encoders import ENCODERS, Encoder
 from dtrak.gradients.objectives import OBJECTIVES
-from dtrak.gradients.projections import PROJECTIONS, Identity, Projection, Shapes
+from dtrak.gradients.projections import PROJECTIONS, Identity, Shapes
 from dtrak.registry import Registry
 
 TRAIN = dtrak.load_images("digits:train").select(range(12))

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dtrak.contracts import Projection
 from dtrak.errors import UsageError
 from dtrak.gradients.projections import (
     PROJECTIONS,
-    Projection,
     Shapes,
     add_rows_by_index,
     add_rows_by_slices,

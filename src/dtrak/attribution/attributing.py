@@ -10,12 +10,13 @@ from dtrak.attribution.preparing import ChosenParameters, Data, Model, fitting_d
 from dtrak.attribution.scores import Scores
 from dtrak.attribution.scoring import score, strongest
 from dtrak.checks import check_number, shortened
+from dtrak.contracts import Objective
 from dtrak.engines import Engine
 from dtrak.errors import UsageError, check_takes
 from dtrak.features.encoders import ENCODERS, LoadEncoder
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.files import kept_until_done
-from dtrak.gradients.objectives import OBJECTIVES, Objective
+from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.projections import PROJECTIONS, MakeProjection
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping

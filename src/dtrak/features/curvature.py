@@ -6,14 +6,14 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from dtrak.contracts import Objective, Projection
 from dtrak.features.inputs import ModelInputs
 from dtrak.features.settings import FeatureSettings
 from dtrak.files import write_bytes
 from dtrak.gradients.copies import Copies, timesteps_of
 from dtrak.gradients.featurizer import Featurizer
 from dtrak.gradients.kronecker_factors import Block, Covariances, Directions, OutputProbes, rotated
-from dtrak.gradients.objectives import Objective
-from dtrak.gradients.projections import Identity, Projection
+from dtrak.gradients.projections import Identity
 from dtrak.models import DiffusionModel
 from dtrak.noise import stable_hash
 from dtrak.progress import progress_bar

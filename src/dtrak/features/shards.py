@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dtrak.contracts import Objective, Projection
 from dtrak.errors import DtrakError
 from dtrak.features.inputs import ModelInputs
 from dtrak.features.settings import FeatureSettings
@@ -26,8 +27,8 @@ from dtrak.features.store import MANIFEST, Cost, FeatureStore, write_rows
 from dtrak.features.trajectories import Trajectories
 from dtrak.gradients.copies import Copies
 from dtrak.gradients.featurizer import Featurizer, NotFiniteError
-from dtrak.gradients.objectives import OBJECTIVES, Objective, get_objective
-from dtrak.gradients.projections import PROJECTIONS, MakeProjection, Projection, make_projection
+from dtrak.gradients.objectives import OBJECTIVES, get_objective
+from dtrak.gradients.projections import PROJECTIONS, MakeProjection, make_projection
 from dtrak.models import DiffusionModel
 from dtrak.models.diffusion import usual_parameters
 

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 from dtrak.errors import UsageError
 from dtrak.gradients.layers import has_matrix
-from dtrak.gradients.projections import AddFromOutput, Identity, Projection, Shapes, Sketch, sizes_of
+from dtrak.gradients.projections import Identity, Shapes, Sketch, sizes_of
 from dtrak.noise import stream
 
 SHARE_OF_VECTORS = 1 / 8  # the largest share of the k numbers that vectors get
 
 
-class Factored(Projection):
+class Factored:
     """The projection keeps about p² numbers of each matrix, with the largest p for which all fit into `dim`.
 
     `self.dim` is how many numbers there are; it can be less than `dim`.
@@ -80,7 +80,7 @@ class Factored(Projection):
         factors = self.factors(name, gradient.device)
         out[:, self._places[name]] += (factors.b @ gradient.view(-1, *self._full[name]) @ factors.a.T).flatten(1)
 
-    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> AddFromOutput | None:
+    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> Callable[[Tensor, Tensor], None] | None:
         """Return a function that adds B ∇W Aᵀ of each image. It keeps A a instead of a, and computes B g from g."""
         reduce = REDUCED.get(type(layer))
         if reduce is None or not has_matrix(layer) or name not in self._places:

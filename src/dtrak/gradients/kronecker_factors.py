@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtrak.gradients.layers import has_matrix, owners
-from dtrak.gradients.projections import AddFromOutput, Projection, Shapes, sizes_of
+from dtrak.gradients.projections import Shapes, sizes_of
 from dtrak.noise import stable_hash
 
 
@@ -81,7 +81,7 @@ def rotated(blocks: Iterable[Block], gradients: Tensor) -> Tensor:
     return found
 
 
-class Covariances(Projection):
+class Covariances:
     """Not a projection: it adds up a aᵀ and g gᵀ of all linear layers and convolutions in the place of features."""
 
     has_shortcuts = True
@@ -98,7 +98,7 @@ class Covariances(Projection):
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
         """Gradients are not needed."""
 
-    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> AddFromOutput:
+    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> Callable[[Tensor, Tensor], None]:
         if name not in self._known:
             return lambda out, g: None
         rows = INPUT_ROWS[type(layer)](layer, a)

@@ -6,16 +6,14 @@ and ε. To add an objective, write a function, and add a line to `OBJECTIVES`.
 """
 
 import re
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from dtrak.contracts import Objective
 from dtrak.errors import UsageError
 from dtrak.registry import Registry
-
-Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def simple(predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:

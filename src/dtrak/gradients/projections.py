@@ -12,32 +12,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtrak.contracts import Projection
 from dtrak.noise import gaussian, stream
 from dtrak.registry import Registry
 
 Shapes = Mapping[str, tuple[int, ...]]  # the shapes of the parameters, by name
-AddFromOutput = Callable[[Tensor, Tensor], None]  # takes `out` [B, k] and the gradient of a layer's output
 
 
-class Projection:
-    """A linear map from the gradients of all parameters to `dim` numbers."""
+class WithoutShortcuts:
+    """The part of a projection that always needs the gradients themselves."""
 
-    dim: int
-    has_shortcuts = False  # whether `shortcut` can return functions
+    has_shortcuts = False
 
-    def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
-        """Project a parameter's gradient [B, n] and add it to `out` [B, k]. This may overwrite the gradient."""
-        raise NotImplementedError
-
-    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> AddFromOutput | None:
-        """Return a function that adds a parameter's projected gradient to `out` without computing the gradient.
-
-        `a` is the input of the parameter's layer. Return None if the gradient itself is needed.
-        """
+    def shortcut(self, name: str, layer: nn.Module, a: Tensor) -> None:
         return None
 
 
-class Sketch(Projection):
+class Sketch(WithoutShortcuts):
     """A sparse Johnson–Lindenstrauss transform that needs no matrix: it adds slices of memory, with O(d) work.
 
     The numbers of each parameter are cut into rows of k. The entries of a row get random signs, and the row is added to
@@ -84,7 +75,7 @@ def add_rows_by_index(out: Tensor, values: Tensor, starts: list[int], rows_at_on
         out += rows[:, part : part + rows_at_once].gather(2, index.expand(images, -1, -1)).sum(1)
 
 
-class Dense(Projection):
+class Dense(WithoutShortcuts):
     """A dense Gaussian matrix, divided by √k, as in the paper. Its blocks are drawn when they are used, not kept."""
 
     BLOCK = 1 << 22  # how many entries of the matrix are in memory at a time
@@ -100,7 +91,7 @@ class Dense(Projection):
             out += part @ (matrix.to(part.device) / self.dim**0.5)
 
 
-class Identity(Projection):
+class Identity(WithoutShortcuts):
     """The identity keeps all d numbers as they are. It gives exact kernels for small models."""
 
     def __init__(self, dim: int, shapes: Shapes, seed: int) -> None:
@@ -113,17 +104,11 @@ class Identity(Projection):
         out[:, self._places[name]] += gradient
 
 
-def _factored(dim: int, shapes: Shapes, seed: int) -> Projection:
-    from dtrak.gradients.factored import Factored
-
-    return Factored(dim, shapes, seed)
-
-
 MakeProjection = Callable[[int, Shapes, int], Projection]  # from k, the shapes of the parameters by name, and a seed
 PROJECTIONS: Registry[MakeProjection] = Registry(
     "projection",
     "dtrak.projections",
-    {"sketch": Sketch, "factored": _factored, "dense": Dense, "identity": Identity},
+    {"sketch": Sketch, "factored": "dtrak.gradients.factored:Factored", "dense": Dense, "identity": Identity},
 )
 
 
