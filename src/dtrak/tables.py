@@ -20,7 +20,7 @@ from rich.text import Text
 
 from dtrak.errors import UsageError
 from dtrak.files import is_stream, write_text
-from dtrak.progress import console
+from dtrak.progress import say
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # the first characters of a formula
 # Characters that LaTeX reads as commands, that its usual font shows as others, or that it has in formulas only.
@@ -175,5 +175,7 @@ def show_yaml(text: str) -> None:
 
 def tell(what: str, path: Path) -> None:
     """Print what a command has made, and where; on standard error if it went into a stream, maybe standard output."""
-    where = console if is_stream(path) else output
-    where.print(f"{what}: {path}", markup=False, soft_wrap=True)
+    if is_stream(path):
+        say(f"{what}: {path}")
+    else:
+        output.print(f"{what}: {path}", markup=False)

@@ -1,6 +1,7 @@
 """Scores, images, models and runs in a notebook: a few lines of text, and HTML with the right pictures."""
 
 import re
+import sys
 from base64 import b64decode
 from io import BytesIO
 from pathlib import Path
@@ -93,7 +94,7 @@ def test_the_damping_is_kept_with_the_scores_and_in_tables(run: Run, tmp_path: P
 
 
 def test_a_notebook_has_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(progress.console, "is_jupyter", True)
+    monkeypatch.setitem(sys.modules, "ipykernel", progress)
     with progress.progress_bar("features", 10, "images") as advance:
         advance(4)
         advance(6)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from PIL import Image
 
 from commands import dtrak, dtrak_fresh, dtrak_started
 from dtrak.cli.commands import app
-from dtrak.progress import LogProgress
+from dtrak.progress import progress_bar
 from processes import children
 
 MakeRecipe = Callable[..., Path]
@@ -274,11 +275,11 @@ def test_long_work_is_told_of_at_every_tenth_and_whenever_the_time_has_doubled(
 ) -> None:
     now = 0.0
     monkeypatch.setattr("dtrak.progress.time.monotonic", lambda: now)
-    lines = LogProgress("train", 1000, "steps")
-    lines.advance(200)  # done by an earlier run
-    for _ in range(800):
-        now += 9
-        lines.advance(1)
+    with progress_bar("train", 1000, "steps") as advance:
+        advance(200)  # done by an earlier run
+        for _ in range(800):
+            now += 9
+            advance(1)
     told = capsys.readouterr().err.splitlines()
     assert [line.split("/")[0] for line in told[:5]] == [f"train: {200 + steps}" for steps in (1, 2, 4, 8, 16)]
     assert told[0] == "train: 201/1,000 steps, 0:00:09 elapsed, 1:59:51 to go"
@@ -294,13 +295,13 @@ def test_in_a_terminal_there_is_a_bar_with_an_estimate() -> None:
                 advance(1 if _ else 0)
     """
     ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    with subprocess.Popen([sys.executable, "-c", code], stderr=theirs, env=environment) as process:
+    termios.tcsetwinsize(theirs, (24, 100))
+    with subprocess.Popen([sys.executable, "-c", code], stderr=theirs, env=os.environ | {"TERM": "xterm"}) as process:
         os.close(theirs)
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
     assert process.returncode == 0, shown
-    assert re.search(r"generate .*━.*8/8.*pictures.*elapsed,.*to go", shown)
+    assert re.search(r"generate .*█.*8/8.*pictures.*elapsed,.*to go", shown)
 
 
 @pytest.mark.slow
