@@ -16,7 +16,7 @@ import tiny
 from dtrak import DiffusionModel, engines, load_images
 from dtrak.engines import make_engine
 from dtrak.errors import UsageError
-from dtrak.evaluation import jobs, redrawing
+from dtrak.evaluation import counterfactual, training_jobs
 from dtrak.evaluation.training_jobs import Retraining, TrainingJob, run_jobs
 from dtrak.features.featurizing import FeatureSettings, _shards_by
 from dtrak.features.inputs import ModelInputs
@@ -76,7 +76,7 @@ def test_retraining_asks_for_its_cards(device: str, card: int | None, monkeypatc
     engine = Recorded()
     assert list(run_jobs(context, [TrainingJob(0)], engine)) == []
     assert engine.asked == (True, card, "cuda")
-    monkeypatch.setattr(jobs, "retrain", lambda context, job: {"device": context.device})
+    monkeypatch.setattr(training_jobs, "retrain", lambda context, job: {"device": context.device})
     (here,) = (arrays for _, arrays in run_jobs(context, [TrainingJob(0)], make_engine("process")))
     assert here["device"] == device
 
@@ -86,14 +86,17 @@ def picture_of_card(context: Retraining, job: TrainingJob) -> dict[str, Any]:
     card = int(os.environ["CUDA_VISIBLE_DEVICES"])
     picture = np.full((len(job.draw), 1, 8, 8), card, dtype=np.float32)
     steps = context.recipe.generation.steps
-    return {"pictures": picture, "estimates": np.zeros((steps, *picture.shape), dtype=np.float32)}
+    estimates = np.zeros((steps, *picture.shape), dtype=np.float32)
+    return {"seconds": np.array(0.0), "pictures": picture, "estimates": estimates}
 
 
 def test_counterfactuals_have_the_card_that_was_asked_for(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "retrain", picture_of_card)
-    question = replace(redrawing.choose_pictures(Run.open(own_run), "cpu", count=1), device="cuda:1")
+    monkeypatch.setattr(training_jobs, "retrain", picture_of_card)
+    question = replace(counterfactual.choose_pictures(Run.open(own_run), "cpu", count=1), device="cuda:1")
     sets = np.arange(1000)[None] < 5
-    (drawn,) = redrawing.draw_without(question, sets, np.zeros((1, 1), dtype=np.int64), [None], make_engine("pool"))
+    (drawn,) = counterfactual.draw_without(
+        question, sets, np.zeros((1, 1), dtype=np.int64), [None], make_engine("pool")
+    )
     assert (drawn.pictures == 5).all()
 
 
