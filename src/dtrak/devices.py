@@ -1,12 +1,15 @@
-"""Find the devices of this machine, and how many threads of a CPU make a pass faster."""
+"""Find the devices of this machine, their memory, and how many threads of a CPU make a pass faster."""
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import torch
 
 # With less work than this, threads wait for each other longer than they save.
 ACTIVATION_BYTES_PER_THREAD = 24 << 20
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def devices() -> list[str]:
@@ -14,6 +17,15 @@ def devices() -> list[str]:
     cuda = ["cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     mps = ["mps"] if torch.backends.mps.is_available() else []
     return [*(cuda if torch.cuda.is_available() else []), *mps, "cpu"]
+
+
+def total_memory(device: torch.device) -> int:
+    """Return the bytes of memory of a device; for a CPU those of the machine, or of its container's limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.exists() else "max"
+    return machine if limit == "max" else min(machine, int(limit))
 
 
 def useful_threads(pass_bytes: int, most: int) -> int:

@@ -8,6 +8,7 @@ import os
 import torch
 
 from dtrak.attribution.preparing import check_objective
+from dtrak.devices import total_memory
 from dtrak.errors import UsageError
 from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.features.encoders import load_encoder
@@ -19,7 +20,6 @@ from dtrak.inputs.embeddings import Embeddings
 from dtrak.methods import EVERY_METHOD, Method, chosen_methods, split_methods
 from dtrak.models.diffusion import chosen_parameters
 from dtrak.models.layout import Layout
-from dtrak.models.memory import total_memory
 from dtrak.runs.recipes import Evaluation
 from dtrak.runs.run import Run
 

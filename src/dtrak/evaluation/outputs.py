@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrak.devices import reproducible
+from dtrak.devices import reproducible, total_memory
 from dtrak.errors import DtrakError
 from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.gradients.featurizer import activation_bytes
@@ -21,7 +21,7 @@ from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import moved
-from dtrak.models.memory import copies_that_fit, total_memory
+from dtrak.models.memory import copies_that_fit
 from dtrak.noise import gaussian
 
 PASS_BYTES = 32 << 20  # on a CPU, larger passes do not fit into the caches and are no faster

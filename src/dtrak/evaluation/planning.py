@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from dtrak.devices import total_memory
 from dtrak.errors import UsageError
 from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.evaluation.checking import check_settings, needs_encoder
@@ -31,7 +32,7 @@ from dtrak.methods import chosen_methods, needed_by, split_methods
 from dtrak.models.autoencoder import pictures_in_a_pass
 from dtrak.models.diffusion import chosen_parameters, usual_parameters
 from dtrak.models.layout import Layout
-from dtrak.models.memory import copies_that_fit, total_memory
+from dtrak.models.memory import copies_that_fit
 from dtrak.models.sampling import BATCH
 from dtrak.runs.recipes import Recipe
 from dtrak.runs.run import Run

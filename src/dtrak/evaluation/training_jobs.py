@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dtrak.devices import total_memory
 from dtrak.engines import Engine, cores, device_of_worker, gpu_of
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.outputs import model_outputs
@@ -25,7 +26,7 @@ from dtrak.files import alone_in, as_npz, clear_leftovers, write_bytes, write_te
 from dtrak.fingerprints import hash_of, of_array, of_tensors
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel, new_model
-from dtrak.models.memory import total_memory, training_bytes
+from dtrak.models.memory import training_bytes
 from dtrak.models.sampling import sample
 from dtrak.noise import stream
 from dtrak.progress import progress_bar, say

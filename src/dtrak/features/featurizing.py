@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dtrak.devices import useful_threads
+from dtrak.devices import total_memory, useful_threads
 from dtrak.engines import Engine, device_of_worker, gpu_of
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.inputs import ModelInputs, model_inputs
@@ -23,7 +23,6 @@ from dtrak.gradients.copies import timesteps_of
 from dtrak.gradients.objectives import get_objective
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
-from dtrak.models.memory import total_memory
 from dtrak.progress import progress_bar, say
 
 COPY_BYTES = 200  # what a noised copy takes in memory, in addition to its noise

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dtrak.devices import total_memory
 from dtrak.features.inputs import ModelInputs
 from dtrak.features.settings import FeatureSettings
 from dtrak.files import as_npy, write_bytes
@@ -13,7 +14,7 @@ from dtrak.gradients.copies import Copies, timesteps_of
 from dtrak.gradients.featurizer import activation_bytes
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import moved, repeated
-from dtrak.models.memory import copies_that_fit, total_memory
+from dtrak.models.memory import copies_that_fit
 from dtrak.noise import stable_hash
 from dtrak.progress import progress_bar
 

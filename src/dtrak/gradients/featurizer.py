@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from dtrak.contracts import Objective, Projection
-from dtrak.devices import reproducible, threads_for
+from dtrak.devices import reproducible, threads_for, total_memory
 from dtrak.errors import DtrakError, UsageError
 from dtrak.gradients.backward import can_share_a_pass, gradient_of_each_image, gradient_of_the_batch
 from dtrak.gradients.copies import Copies
 from dtrak.models import DiffusionModel
 from dtrak.models.conditions import Condition, moved, repeated
-from dtrak.models.memory import copies_that_fit, kept_bytes, one_image, recomputes, total_memory
+from dtrak.models.memory import copies_that_fit, kept_bytes, one_image, recomputes
 
 Id = str | int
 

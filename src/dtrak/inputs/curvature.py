@@ -28,7 +28,7 @@ class WholeGradients(Gradients):
 
     def check(self, task: Task) -> None:
         """Refuse more parameters than the disk or the memory can hold."""
-        from dtrak.models.memory import total_memory
+        from dtrak.devices import total_memory
 
         numbers = sum(value.numel() for value in task.model.parameters(task.settings.parameters).values())
         there = next(folder for folder in (task.folder, *task.folder.absolute().parents) if folder.exists())

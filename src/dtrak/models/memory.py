@@ -1,8 +1,6 @@
-"""Find how much memory a device has, and how much of it a noised copy of an image takes in a pass through a model."""
+"""Find how much memory a noised copy of an image takes in a pass through a model."""
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,17 +12,7 @@ from torch.utils._pytree import tree_leaves
 from dtrak.models.conditions import Condition, moved
 from dtrak.models.diffusion import DiffusionModel
 
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MEMORY_SHARE = 1 / 4  # the share that a pass may keep; the rest is for weights, data and other programs
-
-
-def total_memory(device: torch.device) -> int:
-    """Return the bytes of memory of a device; for a CPU those of the machine, or of its container's limit."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.exists() else "max"
-    return machine if limit == "max" else min(machine, int(limit))
 
 
 def copies_that_fit(bytes_each: int, memory: int) -> int:

@@ -18,14 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dtrak.devices import reproducible, threads_for
+from dtrak.devices import reproducible, threads_for, total_memory
 from dtrak.errors import DtrakError
 from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.files import alone_in, write_bytes, write_json
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel, new_model, save_model
 from dtrak.models.conditions import Condition, moved, selected
-from dtrak.models.memory import copies_that_fit, recomputes, total_memory, training_bytes
+from dtrak.models.memory import copies_that_fit, recomputes, training_bytes
 from dtrak.noise import stream
 from dtrak.progress import progress_bar
 from dtrak.runs.recipes import Recipe, Training
