@@ -34,14 +34,19 @@ def useful_threads(pass_bytes: int, most: int) -> int:
 
 
 @contextmanager
-def threads_for(pass_bytes: int) -> Iterator[None]:
-    """Let torch use no more threads in the block than a pass with `pass_bytes` bytes of activations can use."""
+def torch_threads(threads: int) -> Iterator[None]:
+    """Let torch use exactly so many threads in the block."""
     before = torch.get_num_threads()
-    torch.set_num_threads(useful_threads(pass_bytes, before))
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def threads_for(pass_bytes: int) -> AbstractContextManager[None]:
+    """Let torch use no more threads in the block than a pass with `pass_bytes` bytes of activations can use."""
+    return torch_threads(useful_threads(pass_bytes, torch.get_num_threads()))
 
 
 def reproducible() -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ import dtrak
 from commands import dtrak as command
 from commands import dtrak_started
 from conftest import TINY, tiny_recipe
-from dtrak.engines.this_process import ThisProcess
+from dtrak.engines.jobs import ThisProcess
 from dtrak.errors import UsageError
 from dtrak.evaluation.counterfactual import (
     Counterfactual,

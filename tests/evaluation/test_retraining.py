@@ -240,7 +240,7 @@ def test_a_pool_gives_the_same_bytes_even_when_a_worker_is_killed(
     def kill_one() -> None:
         while not list(folder.glob("jobs/*.npz")):
             time.sleep(0.01)
-        workers = [pid for pid in children(os.getpid()) if b"dtrak.engines.worker" in commandline(pid)]
+        workers = [pid for pid in children(os.getpid()) if b"dtrak.engines.pool" in commandline(pid)]
         os.kill(workers[0], signal.SIGKILL)
         killed.append(workers[0])
 

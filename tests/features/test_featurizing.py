@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 import tiny
 from dtrak import load_images
-from dtrak.engines.this_process import ThisProcess, torch_threads
+from dtrak.devices import torch_threads
+from dtrak.engines.jobs import ThisProcess
 from dtrak.features.featurizing import FeatureSettings, featurize
 
 DIGITS = load_images("digits:train")

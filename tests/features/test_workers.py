@@ -13,7 +13,7 @@ from datasets import Dataset, Image
 import tiny
 from commands import processes
 from dtrak import load_images
-from dtrak.engines.this_process import ThisProcess
+from dtrak.engines.jobs import ThisProcess
 from dtrak.errors import DtrakError
 from dtrak.features.featurizing import FeatureSettings, featurize
 from dtrak.features.inputs import ModelInputs

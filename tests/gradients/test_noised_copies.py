@@ -16,7 +16,7 @@ import dtrak
 import tiny
 from commands import dtrak as command
 from dtrak import DiffusionModel
-from dtrak.engines.this_process import ThisProcess
+from dtrak.engines.jobs import ThisProcess
 from dtrak.errors import UsageError
 from dtrak.features.featurizing import featurize
 from dtrak.features.settings import FeatureSettings

@@ -1,13 +1,17 @@
-"""A pool of processes on this machine, each of which runs `worker.py` and gets one job at a time.
+"""A pool of processes on this machine. Each receives the work and its context, then one job at a time.
 
-If a worker dies, only its own job is lost, and another worker runs that job again. Workers end with the process that
-started them, even if it is killed: each watches a pipe that is closed when that process ends.
+    python -m dtrak.engines.pool DESCRIPTOR
+
+is such a process, a worker; DESCRIPTOR is its end of the connection to the pool. If a worker dies, only its own job is
+lost, and another worker runs that job again. Workers end with the process that started them, even if it is killed: that
+closes their standard input, which is used for nothing else.
 """
 
 import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from signal import Signals
 
 from dtrak.contracts import Context, Job, Result
-from dtrak.engines.engine import MOST_DEATHS, cores
+from dtrak.engines.jobs import MOST_DEATHS, attempt, cores, sendable
 from dtrak.errors import DtrakError, UsageError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -24,28 +28,12 @@ VISIBLE_CARDS = "CUDA_VISIBLE_DEVICES"
 SECONDS_TO_DIE = 5.0
 
 
-def gpus() -> list[str]:
-    """Return the system's names of the GPUs that this process may use."""
-    import torch
-
-    chosen = os.environ.get(VISIBLE_CARDS, "")
-    return chosen.split(",") if chosen else [str(index) for index in range(torch.cuda.device_count())]
-
-
-def chosen_gpus(card: int | None) -> list[str]:
-    """Return the names of all GPUs, or only of the one that this process calls `cuda:card`."""
-    found = gpus()
-    if card is not None and card >= len(found):
-        raise UsageError(f"device cuda:{card}: there are {len(found)} GPUs, counted from 0")
-    return found if card is None else [found[card]]
-
-
 class Pool:
     """An engine that runs jobs in processes on this machine."""
 
     is_here = False
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, address: str | None = None) -> None:
         self.workers = workers  # None: as many as the cores or GPUs allow
 
     def run(
@@ -61,56 +49,68 @@ class Pool:
         cards = chosen_gpus(card) if gpu else []
         wanted = min(self.workers or len(cards) or max(1, cores() // threads), len(jobs))
         waiting, deaths = deque(range(len(jobs))), Counter[int]()
-        idle: list[Worker] = []
-        busy: dict[Connection, tuple[Worker, int, Job]] = {}
+        workers: dict[int, Worker] = {}  # by their places in the pool; who works at a place has its GPU
+        busy: dict[Connection, tuple[int, int, Job]] = {}  # the worker's place, the job's index and the job
         try:
             while waiting or busy:
-                missing = wanted - len(idle) - len(busy)
-                started: list[Worker] = []
-                for _ in range(missing):
-                    taken = Counter(one.card for one in [*idle, *started, *(one for one, *_ in busy.values())])
-                    started.append(Worker(threads, min(cards, key=taken.__getitem__, default=None)))
-                idle += started
-                for worker in started:  # a second loop, so that all workers start up at the same time
-                    worker.send(task)
-                while waiting and idle:
-                    worker, index = idle.pop(), waiting.popleft()
-                    job = jobs[index]  # a sequence may make its jobs when they are asked for
-                    busy[worker.connection] = worker, index, job
-                    worker.send(pickle.dumps(job))
+                missing = [place for place in range(wanted) if place not in workers]
+                for place in missing:
+                    workers[place] = Worker(threads, cards[place % len(cards)] if cards else None)
+                for place in missing:  # a second loop, so that all workers start up at the same time
+                    workers[place].send(task)
+                for place in workers.keys() - {place for place, *_ in busy.values()}:
+                    if waiting:
+                        index = waiting.popleft()
+                        job = jobs[index]  # a sequence may make its jobs when they are asked for
+                        busy[workers[place].connection] = place, index, job
+                        workers[place].send(pickle.dumps(job))
                 for connection in wait(list(busy)):
                     assert isinstance(connection, Connection)
-                    worker, index, job = busy.pop(connection)
+                    place, index, job = busy.pop(connection)
                     try:
                         reply = connection.recv()
                     except (EOFError, OSError):
                         deaths[index] += 1
-                        cause = worker.cause_of_death()
+                        cause = workers.pop(place).cause_of_death()
                         if deaths[index] == MOST_DEATHS:
                             died = f"{MOST_DEATHS} workers died while running it, the last one {cause}"
                             raise DtrakError(f"{job}: {died}") from None
                         waiting.appendleft(index)
                         continue
-                    idle.append(worker)
                     if isinstance(reply, Exception):
                         raise reply
                     yield job, reply[0]
         finally:
-            for worker in [*idle, *(worker for worker, *_ in busy.values())]:
+            for worker in workers.values():
                 worker.end()
 
 
-class Worker:
-    """A process that runs `worker.py`, with the connection to it."""
+def chosen_gpus(card: int | None) -> list[str]:
+    """Return the names of all GPUs, or only of the one that this process calls `cuda:card`."""
+    found = gpus()
+    if card is not None and card >= len(found):
+        raise UsageError(f"device cuda:{card}: there are {len(found)} GPUs, counted from 0")
+    return found if card is None else [found[card]]
 
-    def __init__(self, threads: int, card: str | None = None) -> None:
-        self.card = card  # the only GPU that the process sees
+
+def gpus() -> list[str]:
+    """Return the system's names of the GPUs that this process may use."""
+    import torch  # which workers load with the work
+
+    chosen = os.environ.get(VISIBLE_CARDS, "")
+    return chosen.split(",") if chosen else [str(index) for index in range(torch.cuda.device_count())]
+
+
+class Worker:
+    """A worker's process, as the pool sees it."""
+
+    def __init__(self, threads: int, card: str | None) -> None:
         self.connection, far_end = Pipe()
         settings = dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        settings |= {VISIBLE_CARDS: card} if card is not None else {}
+        settings |= {} if card is None else {VISIBLE_CARDS: card}  # the only GPU that the process sees
         with far_end:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dtrak.engines.worker", str(far_end.fileno())],
+                [sys.executable, "-P", "-m", "dtrak.engines.pool", str(far_end.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[far_end.fileno()],
                 env=os.environ | settings,
@@ -136,3 +136,25 @@ class Worker:
         if self.process.stdin is not None:
             self.process.stdin.close()
         return code
+
+
+def work_for(connection: Connection) -> None:
+    """Run the jobs that come through the connection, and send back their results."""
+    try:
+        work, context = pickle.loads(connection.recv_bytes())
+        while True:
+            connection.send(attempt(work, context, pickle.loads(connection.recv_bytes())))
+    except (EOFError, BrokenPipeError):  # the pool has closed the connection
+        return
+    except Exception as error:  # a job or a result cannot be pickled
+        connection.send(sendable(error))
+
+
+def end_with_the_pool() -> None:
+    os.read(0, 1)  # nothing is ever written there
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=end_with_the_pool, daemon=True).start()
+    work_for(Connection(int(sys.argv[1])))
