@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dtrak.errors import UsageError
-from dtrak.images.found import FoundImages
+from dtrak.images.image_files import FoundImages, Picture, transformed
 from dtrak.images.images import Images, collected, load_images
 from dtrak.images.metadata import column_of
-from dtrak.images.pictures import Picture, transformed
-from dtrak.images.sources import found_in_dataset
+from dtrak.images.remote import found_in_dataset
 from dtrak.progress import say
 
 IMAGE_KEYS = ("image", "images", "img", "pixel_values")  # the names of images in the rows of data sets

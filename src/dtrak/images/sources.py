@@ -1,29 +1,21 @@
 """The sources of images: built-in digits, .npz files, folders, single files, folders on other machines, parquet files,
 Hugging Face data sets, and the published CelebA and ArtBench-10.
-
-To add one, write a function that returns `FoundImages`, and add a line to `_find`.
 """
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dtrak.errors import UsageError, check_known
 from dtrak.files import full_name
-from dtrak.images.found import IMAGE_EXTENSIONS, FoundImages
-from dtrak.images.metadata import METADATA_FILES, metadata_columns, table_rows
+from dtrak.images.image_files import IMAGE_EXTENSIONS, FoundImages, Picture, file_errors, regular
+from dtrak.images.metadata import METADATA_FILES, images_and_columns, table_rows
 from dtrak.images.npz import npz_file
-from dtrak.images.parquet import PARQUET, named_columns, parquet_files
-from dtrak.images.pictures import Picture, file_errors, regular
-from dtrak.images.remote import remote_folder
-from dtrak.images.rows import HubRow, encoded_rows, image_columns
+from dtrak.images.remote import hugging_face, parquet_files, remote_folder
 from dtrak.images.selection import Selection, chosen_rows
 from dtrak.progress import say
 
@@ -33,41 +25,30 @@ ARTBENCH_SPLITS = ["train", "test"]
 
 def find_source(source: str, select: Selection | None = None) -> FoundImages:
     """Find the images of a source, or those that are selected from it, without opening them."""
-    found = _find(source)
+    kind = source.partition(":")[0]
+    if ":" in source and kind in KINDS:
+        found = KINDS[kind](source)
+    elif "://" in source:
+        found = remote_folder(source)
+    elif source and os.path.isdir(source):
+        found = folder(Path(source))
+    elif os.path.isfile(source) and source.lower().endswith(".npz"):
+        found = npz_file(source)
+    elif os.path.isfile(source):
+        found = FoundImages(np.array([Path(source).name]), {}, [Picture(source, Path(source))])
+    else:
+        raise UsageError(
+            f"no images at {source!r}: give digits:train, digits:validation, a folder, an .npz file, hf:name:split, "
+            "parquet:files, celeba:folder:split or artbench:folder:split"
+        )
     if select is None:
         return found
     rows = chosen_rows(found.columns.get("label"), len(found.pictures), select, source)
     columns = {name: column[rows] for name, column in found.columns.items()}
-    digests = None if found.digests is None else found.digests[rows]
-    return FoundImages(found.ids[rows], columns, [found.pictures[row] for row in rows], digests)
+    return FoundImages(found.ids[rows], columns, [found.pictures[row] for row in rows])
 
 
-def _find(source: str) -> FoundImages:
-    if source.startswith("digits:"):
-        return _digits(source)
-    if source.startswith("hf:"):
-        return _hugging_face(source)
-    if source.startswith("celeba:"):
-        return _celeba(source)
-    if source.startswith("artbench:"):
-        return _artbench(source)
-    if source.startswith(PARQUET):
-        return parquet_files(source)
-    if "://" in source:
-        return remote_folder(source)
-    if source and os.path.isdir(source):
-        return _folder(Path(source))
-    if os.path.isfile(source) and source.lower().endswith(".npz"):
-        return npz_file(source)
-    if os.path.isfile(source):
-        return FoundImages(np.array([Path(source).name]), {}, [Picture(source, Path(source))])
-    raise UsageError(
-        f"no images at {source!r}: give digits:train, digits:validation, a folder, an .npz file, hf:name:split, "
-        "parquet:files, celeba:folder:split or artbench:folder:split"
-    )
-
-
-def _digits(source: str) -> FoundImages:
+def digits(source: str) -> FoundImages:
     from sklearn.datasets import load_digits
 
     check_known("source", source, ["digits:train", "digits:validation"])
@@ -79,21 +60,17 @@ def _digits(source: str) -> FoundImages:
     return FoundImages(np.arange(len(rows)), {"label": labels[rows]}, pictures)
 
 
-def _folder(folder: Path) -> FoundImages:
-    """Find the images of a folder in the imagefolder layout.
+def folder(place: Path) -> FoundImages:
+    """Find the images of a folder in the imagefolder layout, or in its parquet files if it has no others.
 
     `datasets` is not used here, as it takes class folders called train or test for splits.
     """
-    files = {file: file.relative_to(folder).as_posix() for file in _visible_files(folder)}
-    images = sorted((file for file in files if file.suffix.lower() in IMAGE_EXTENSIONS), key=files.__getitem__)
+    files = {file: file.relative_to(place).as_posix() for file in _visible_files(place)}
+    images, columns = images_and_columns(files, lambda file: regular(file).read_bytes())
+    if not images and any(file.suffix == ".parquet" for file in files):
+        return parquet_files(str(place))
     if not images:
-        raise UsageError(f"no images in the folder {folder}: looked for {', '.join(IMAGE_EXTENSIONS)}")
-    metadata = sorted(file for file in files if file.name in METADATA_FILES)
-    columns: dict[str, NDArray[Any]] = {}
-    if metadata:
-        columns = metadata_columns(images, metadata, lambda file: regular(file).read_bytes())
-    elif all(file.parent != folder for file in images):
-        columns["label"] = np.array([file.parent.name for file in images])
+        raise UsageError(f"no images in the folder {place}: looked for {', '.join(IMAGE_EXTENSIONS)} and .parquet")
     return FoundImages(
         np.array([files[file] for file in images]), columns, [Picture(str(file), file) for file in images]
     )
@@ -131,29 +108,7 @@ def _refuse(error: OSError) -> NoReturn:
     raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
-def _hugging_face(source: str) -> FoundImages:
-    import datasets
-
-    name, _, split = source.removeprefix("hf:").rpartition(":")
-    if not name or not split:
-        raise UsageError(f"{source!r} does not say which images: give hf:name:split")
-    with file_errors(source, UsageError):
-        dataset = datasets.load_dataset(name, split=split)
-    found = found_in_dataset(dataset, source)
-    typed = f"hf:{full_name(name)}:{split}"
-    pictures = [replace(picture, elsewhere=HubRow(typed, row)) for row, picture in enumerate(found.pictures)]
-    return found._replace(pictures=pictures)
-
-
-def found_in_dataset(dataset: Any, source: str) -> FoundImages:
-    """Find the images of a data set of Hugging Face, with its other columns."""
-    images = image_columns(dataset.features, source)
-    read, columns = encoded_rows(dataset, images[0]), named_columns(dataset.remove_columns(images)[:], dataset.features)
-    pictures = [Picture(f"{source}, row {row}", partial(read, row)) for row in range(len(dataset))]
-    return FoundImages(np.arange(len(dataset)), columns, pictures)
-
-
-def _celeba(source: str) -> FoundImages:
+def celeba(source: str) -> FoundImages:
     """Find the images in img_align_celeba/, with the split of each in list_eval_partition.txt: `000001.jpg 0`."""
     folder, split = _folder_and_split(source, list(CELEBA_SPLITS))
     table = _published_list(folder / "list_eval_partition.txt", "CelebA", "mmlab.ie.cuhk.edu.hk/projects/CelebA.html")
@@ -168,7 +123,7 @@ def _celeba(source: str) -> FoundImages:
     return FoundImages(np.array(names), {}, [Picture(str(image), image) for image in images])
 
 
-def _artbench(source: str) -> FoundImages:
+def artbench(source: str) -> FoundImages:
     """Find the images in the 256×256 imagefolder, split or not; ArtBench-10.csv gives style and artist of each."""
     folder, split = _folder_and_split(source, ARTBENCH_SPLITS)
     table = _published_list(folder / "ArtBench-10.csv", "ArtBench-10", "github.com/liaopeiyuan/artbench")
@@ -221,8 +176,18 @@ def _check_names(names: Sequence[str], depth: int = 1) -> None:
 def full_source(source: str) -> str:
     """Return a source of images as a name that is valid in any working folder."""
     kind, _, rest = source.partition(":")
-    if source.startswith(PARQUET):
+    if kind == "parquet":
         return source if "://" in rest else f"{kind}:{os.path.abspath(rest)}"
     folder, _, split = rest.rpartition(":")
     in_folder = os.path.isdir(folder) and not os.path.exists(source)
     return f"{kind}:{full_name(folder)}:{split}" if in_folder else full_name(source)
+
+
+# The kinds of sources by what stands before the first colon; a new one is a function and a line here.
+KINDS: dict[str, Callable[[str], FoundImages]] = {
+    "digits": digits,
+    "hf": hugging_face,
+    "parquet": parquet_files,
+    "celeba": celeba,
+    "artbench": artbench,
+}
