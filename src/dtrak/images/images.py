@@ -135,7 +135,7 @@ class Images:
         return f"{text}\ncolumns: {', '.join(self.columns)}" if self.columns else text
 
     def _repr_html_(self) -> str:
-        from dtrak.figures.html import part, picture, row
+        from dtrak.figures.html_pictures import part, picture, row
 
         first = self.first(SHOWN)
         values = [first.columns[name] for name in list(self.columns)[:1]]
