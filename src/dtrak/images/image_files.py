@@ -70,9 +70,11 @@ class Picture:
                 mode, width, height, digest = memory[key]
                 self.found = Found(version, mode, (width, height), bytes.fromhex(digest))
                 return self.found
-            content = self._content()
-            with opened(content) as image:
-                mode, extent, digest = image.mode, _upright(image), None
+            with opened(self._content()) as image:
+                # The base class reads only the header; PNG's getexif decodes all pixels. The size of a TIFF is upright.
+                orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
+                sideways = orientation in SIDEWAYS and image.format != "TIFF"
+                mode, extent, digest = image.mode, image.size[::-1] if sideways else image.size, None
                 if whole or callable(self.place):
                     digest = digest_of(transformed(image, 1 if mode in GREY_MODES else 3, self.crop, self.size))
             self.found = Found(version, mode, extent, digest)
@@ -138,13 +140,6 @@ def opened(content: Path | Content) -> Image.Image:
     return Image.open(regular(content) if isinstance(content, Path) else BytesIO(content))
 
 
-def _upright(image: Image.Image) -> tuple[int, int]:
-    """Return the (width, height) that an image has upright; only its header is read."""
-    # The base class reads the header alone; PNG's getexif decodes all pixels. The size of a TIFF is upright.
-    orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
-    return (image.height, image.width) if orientation in SIDEWAYS and image.format != "TIFF" else image.size
-
-
 def common_shape(pictures: Sequence[Picture], headers: Sequence[Found], channels: int | None) -> tuple[int, int, int]:
     """Return the shape (C, H, W) that all `pictures` have when they are read; refuse pictures that do not fit."""
     crop, size, first_extent = pictures[0].crop, pictures[0].size, headers[0].extent
@@ -181,10 +176,12 @@ def transformed(image: Image.Image, channels: int, crop: int | None, size: int |
         # Pillow warns about palettes with transparency unless they are converted to RGBA first.
         image = image.convert("RGBA")
     image = image.convert("L" if channels == 1 else "RGB")
-    if crop is not None:
-        image = _centre(image, crop)
+    if crop is not None or size is not None:
+        side = crop or min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        image = image.crop((left, top, left + side, top + side))
     if size is not None:
-        image = _centre(image, min(image.size)).resize((size, size), Image.Resampling.BILINEAR)
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(image).reshape(image.height, image.width, channels)
 
 
@@ -202,12 +199,6 @@ def _check_png(content: bytes) -> None:
         at += length + 12  # with the length itself, the kind and the checksum
     if lacking:
         raise OSError("its pixel data end early")
-
-
-def _centre(image: Image.Image, side: int) -> Image.Image:
-    """Cut the central square out of an image."""
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    return image.crop((left, top, left + side, top + side))
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:

@@ -4,7 +4,7 @@ Hugging Face data sets, and the published CelebA and ArtBench-10.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +20,11 @@ from dtrak.images.selection import Selection, chosen_rows
 from dtrak.progress import say
 
 CELEBA_SPLITS = {"train": "0", "validation": "1", "test": "2"}  # the numbers in list_eval_partition.txt
-ARTBENCH_SPLITS = ["train", "test"]
+# The list of a published data set's images, and its splits.
+LISTS = {
+    "celeba": ("list_eval_partition.txt", tuple(CELEBA_SPLITS)),
+    "artbench": ("ArtBench-10.csv", ("train", "test")),
+}
 
 
 def find_source(source: str, select: Selection | None = None) -> FoundImages:
@@ -31,7 +35,7 @@ def find_source(source: str, select: Selection | None = None) -> FoundImages:
     elif "://" in source:
         found = remote_folder(source)
     elif source and os.path.isdir(source):
-        found = folder(Path(source))
+        found = image_folder(Path(source))
     elif os.path.isfile(source) and source.lower().endswith(".npz"):
         found = npz_file(source)
     elif os.path.isfile(source):
@@ -60,7 +64,7 @@ def digits(source: str) -> FoundImages:
     return FoundImages(np.arange(len(rows)), {"label": labels[rows]}, pictures)
 
 
-def folder(place: Path) -> FoundImages:
+def image_folder(place: Path) -> FoundImages:
     """Find the images of a folder in the imagefolder layout, or in its parquet files if it has no others.
 
     `datasets` is not used here, as it takes class folders called train or test for splits.
@@ -110,8 +114,7 @@ def _refuse(error: OSError) -> NoReturn:
 
 def celeba(source: str) -> FoundImages:
     """Find the images in img_align_celeba/, with the split of each in list_eval_partition.txt: `000001.jpg 0`."""
-    folder, split = _folder_and_split(source, list(CELEBA_SPLITS))
-    table = _published_list(folder / "list_eval_partition.txt", "CelebA", "mmlab.ie.cuhk.edu.hk/projects/CelebA.html")
+    home, split, table = _published(source, "CelebA", "mmlab.ie.cuhk.edu.hk/projects/CelebA.html")
     with file_errors(str(table), UsageError):
         rows = [line.split() for line in table.read_text().splitlines() if line.strip()]
         for number, row in enumerate(rows, 1):
@@ -119,47 +122,39 @@ def celeba(source: str) -> FoundImages:
                 raise ValueError(f"line {number} is {' '.join(row)[:80]!r}, but must be like '000001.jpg 0'")
         names = [name for name, number in rows if number == CELEBA_SPLITS[split]]
         _check_names(names)
-    images = [folder / "img_align_celeba" / name for name in names]
+    images = [home / "img_align_celeba" / name for name in names]
     return FoundImages(np.array(names), {}, [Picture(str(image), image) for image in images])
 
 
 def artbench(source: str) -> FoundImages:
     """Find the images in the 256×256 imagefolder, split or not; ArtBench-10.csv gives style and artist of each."""
-    folder, split = _folder_and_split(source, ARTBENCH_SPLITS)
-    table = _published_list(folder / "ArtBench-10.csv", "ArtBench-10", "github.com/liaopeiyuan/artbench")
+    home, split, table = _published(source, "ArtBench-10", "github.com/liaopeiyuan/artbench")
     with file_errors(str(table), UsageError), open(table, encoding="utf-8-sig", newline="") as lines:
-        rows = [row for row in table_rows(lines) if _cell(row, "split") == split]
-        columns = {name: np.array([_cell(row, name) for row in rows]) for name in ("label", "artist")}
-        names = [f"{row['label']}/{_cell(row, 'name')}" for row in rows]
+        rows = table_rows(lines)
+        for column in ("name", "artist", "label", "split"):
+            if rows and column not in rows[0]:
+                raise ValueError(f"it has no column {column!r}, only {', '.join(rows[0])}")
+        rows = [row for row in rows if row["split"] == split]
+        columns = {name: np.array([row[name] for row in rows]) for name in ("label", "artist")}
+        names = [f"{row['label']}/{row['name']}" for row in rows]
         _check_names(names, depth=2)
-    places = [folder / "artbench-10-imagefolder-split" / split, folder / "artbench-10-imagefolder"]
-    home = next((place for place in places if place.is_dir()), None)
-    if home is None:
+    places = [home / "artbench-10-imagefolder-split" / split, home / "artbench-10-imagefolder"]
+    images = next((place for place in places if place.is_dir()), None)
+    if images is None:
         raise UsageError(f"{source}: the images themselves are missing: there is neither {places[0]} nor {places[1]}")
-    return FoundImages(np.array(names), columns, [Picture(str(home / name), home / name) for name in names])
+    return FoundImages(np.array(names), columns, [Picture(str(images / name), images / name) for name in names])
 
 
-def _folder_and_split(source: str, splits: list[str]) -> tuple[Path, str]:
-    """Divide celeba:data/celeba:train into data/celeba and train."""
+def _published(source: str, what: str, where: str) -> tuple[Path, str, Path]:
+    """Divide celeba:data/celeba:train into data/celeba and train, and find the list of the data set's images."""
     kind, _, rest = source.partition(":")
-    folder, _, split = rest.rpartition(":")
-    if not folder or split not in splits:
+    home, _, split = rest.rpartition(":")
+    table, splits = LISTS[kind]
+    if not home or split not in splits:
         raise UsageError(f"{source!r} does not say which images: give {kind}:folder:split, split {' or '.join(splits)}")
-    return Path(folder), split
-
-
-def _published_list(table: Path, what: str, where: str) -> Path:
-    """Return the list of a published data set's images; if it is missing, say where the data set is published."""
-    if not os.path.isfile(table):
-        raise UsageError(f"no {what} in {table.parent}: {table.name} is missing; {what} is published at {where}")
-    return table
-
-
-def _cell(row: Mapping[str, str], name: str) -> str:
-    """Return a cell of a table's row; refuse a table without the column."""
-    if name not in row:
-        raise ValueError(f"it has no column {name!r}, only {', '.join(row)}")
-    return row[name]
+    if not os.path.isfile(Path(home, table)):
+        raise UsageError(f"no {what} in {home}: {table} is missing; {what} is published at {where}")
+    return Path(home), split, Path(home, table)
 
 
 def _check_names(names: Sequence[str], depth: int = 1) -> None:
