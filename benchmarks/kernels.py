@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from dtrak.features.store import FeatureStore, Manifest
+from dtrak.features.store import FeatureStore
 from dtrak.kernels.copies import CopyFeatures
 from dtrak.kernels.damping import GRIDS, Damping
 from dtrak.kernels.gram import fit_gram
@@ -72,17 +72,17 @@ def in_process(work, *arguments):
 
 
 def make_store(folder: Path, train: int, copies: int | None, dim: int) -> None:
-    manifest = Manifest("", "", "square", [0], 1, "shared", 0, "all", "sketch", dim, train, copies)
-    store = FeatureStore.create(folder, manifest)
+    shape = (dim,) if copies is None else (copies, dim)
+    store = FeatureStore.create(folder / "train", {"rows": train, "shape": shape}, train, shape)
     scale = torch.arange(1, dim + 1) ** -0.75
     for index in store.missing():
         random = torch.Generator().manual_seed(index)
-        store.write(index, torch.randn(len(store.shards[index]), *manifest.shape, generator=random) * scale)
+        store.write(index, torch.randn(len(store.shards[index]), *shape, generator=random) * scale)
 
 
 def queries_for(store: FeatureStore, count: int) -> np.ndarray:
     scale = np.arange(1, store.dim + 1, dtype=np.float32) ** -0.75
-    shape = (count, *store.manifest.shape)
+    shape = (count, *store.shape)
     return np.random.default_rng(0).standard_normal(shape, dtype=np.float32) * scale
 
 
@@ -100,10 +100,10 @@ def paper_grid(folder: Path, count: int) -> tuple[dict[str, float], float]:
 
 def sweep(folder: Path, count: int, dampings: tuple[Damping, ...]) -> tuple[dict[str, float], float]:
     """Seconds of each part, and the peak of memory in MB; scores are summed up and dropped, one λ after another."""
-    store = FeatureStore.open(folder)
+    store = FeatureStore.open(next(folder.glob("train-*")))
     queries, before = queries_for(store, count), peak_memory()
     parts, clock = {}, time.perf_counter()
-    kernel = decompose(store) if store.manifest.copies is None else fit_pooled(CopyFeatures([store]))
+    kernel = decompose(store) if len(store.shape) == 1 else fit_pooled(CopyFeatures([store]))
     parts["decompose"], clock = time.perf_counter() - clock, time.perf_counter()
     coordinates = kernel.coordinates(queries)
     parts["queries"], clock = time.perf_counter() - clock, time.perf_counter()
@@ -115,7 +115,7 @@ def sweep(folder: Path, count: int, dampings: tuple[Damping, ...]) -> tuple[dict
 
 def one_damping(folder: Path, count: int) -> tuple[dict[str, float], float]:
     """The same for the first λ alone, as the commands do it if they are asked for one."""
-    features = CopyFeatures([FeatureStore.open(folder)])
+    features = CopyFeatures([FeatureStore.open(next(folder.glob("train-*")))])
     queries, before = queries_for(features.stores[0], count), peak_memory()
     parts, clock = {}, time.perf_counter()
     gram = fit_gram(features)
@@ -130,7 +130,7 @@ def one_damping(folder: Path, count: int) -> tuple[dict[str, float], float]:
 
 def explicit_inverse(folder: Path, count: int, dim: int) -> tuple[tuple[float, float], float]:
     """Seconds of the inverse and of the products for one λ, in float32 as the paper's code has it."""
-    store = FeatureStore.open(folder)
+    store = FeatureStore.open(next(folder.glob("train-*")))
     train = torch.cat([block[:, :dim] for _, block in store.blocks()])
     queries = torch.from_numpy(queries_for(store, count)[:, :dim])
     clock = time.perf_counter()

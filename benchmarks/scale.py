@@ -6,7 +6,7 @@
     python benchmarks/scale.py --served --rows 1000000 --real CACHE     # ask `dtrak serve` instead; see scale_served.py
 
 Features are synthetic, with a real spectrum. FOLDER has features of every copy of real images, in a feature store such
-as RUN/features/…/train-simple-copies; each row is scaled to length 1. A synthetic row is √½ of a real one, of nine
+as RUN/features/…/train-simple-…; each row is scaled to length 1. A synthetic row is √½ of a real one, of nine
 tenths of them, and √½ of Gaussian noise with their covariance. The second objective has the same rows with a tenth of
 noise of its own. Queries are made in the same way from the other tenth of the real rows.
 
@@ -37,7 +37,7 @@ from scale_served import ask_served, make_served
 from dtrak.attribution.index import Index
 from dtrak.attribution.indexing import build_index
 from dtrak.attribution.top_scores import TopScores
-from dtrak.features.store import FeatureStore, Manifest
+from dtrak.features.store import FeatureStore
 from dtrak.images.images import Images
 from dtrak.inputs.arrays import TrainingKernel
 from dtrak.inputs.gradients import Gradients, with_stores, without_queries
@@ -134,7 +134,7 @@ def make(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
     os.fsync = lambda file: None  # they may be lost
     synthetic, random = Synthetic(real, dim), np.random.default_rng(0)
     stores = [
-        FeatureStore.create(folder / f"train-{objective}", manifest(objective, rows, dim))
+        FeatureStore.create(folder / f"train-{objective}", {"objective": objective}, rows, (dim,))
         for objective in ("square", "simple")
     ]
     for index, part in enumerate(stores[0].shards):
@@ -145,10 +145,6 @@ def make(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
     if rows * dim <= MOST:
         hand_over(folder)
     return {}
-
-
-def manifest(objective: str, rows: int, dim: int) -> Manifest:
-    return Manifest("synthetic", "synthetic", objective, [0], 1, "shared", 0, "all", "sketch", dim, rows)
 
 
 def fit(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
@@ -214,7 +210,7 @@ def queries(real: Path, dim: int) -> NDArray[np.float32]:
 def task(folder: Path, rows: int) -> Task:
     """Return the task of attribution with these features. Its model and its images are only names."""
     method, settings = get_method("d-trak"), Settings(damping="auto")
-    images = Images("synthetic", np.arange(rows), {}, (1, 8, 8), np.empty(0, dtype=np.object_))
+    images = Images("synthetic", np.arange(rows), {}, (1, 8, 8), np.empty(0, dtype=np.object_), None, None)
     model = cast(Any, SimpleNamespace(fingerprint="synthetic"))
     asked = Task(model, images, images, settings, folder, needed_by([method], None, AUTO))
     assert isinstance(method.source, Gradients)

@@ -24,7 +24,7 @@ Scored = Callable[[NDArray[np.float32], NDArray[np.float32], float], NDArray[np.
 
 def hand_over(folder: Path) -> None:
     """Write the rows of the store as one file, which every peer reads in its own time."""
-    np.save(folder / "rows.npy", FeatureStore.open(folder / "train-square").numpy())
+    np.save(folder / "rows.npy", FeatureStore.open(next(folder.glob("train-square-*"))).numpy())
 
 
 def with_numpy(rows: NDArray[np.float32], query: NDArray[np.float32], damping: float) -> NDArray[np.float32]:

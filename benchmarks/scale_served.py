@@ -44,12 +44,13 @@ def make_served(real: Path, folder: Path, rows: int) -> None:
     """Make an index as `dtrak index` does, of features that are synthetic; keep the exact answers beside it."""
     os.fsync = lambda file: None  # they may be lost
     asked, folder = remembered(real), folder.resolve()
-    digits, store = load_images(asked.train), FeatureStore.open(real / "train-square")
+    digits, store = load_images(asked.train), FeatureStore.open(next(real.glob("train-square-*")))
     features, which = store.numpy(), np.random.default_rng(0).integers(0, len(digits), rows)
     folder.mkdir(parents=True)
     np.savez(folder / "images.npz", images=digits.pixels(range(len(digits)))[which])
-    manifest = replace(store.manifest, rows=rows, data=load_images(folder / "images.npz").fingerprint)
-    new, random = FeatureStore.create(folder / "train-square", manifest), np.random.default_rng(1)
+    part = {**store.part, "images": load_images(folder / "images.npz").fingerprint}
+    new = FeatureStore.create(folder / "train-square", part, rows, store.shape, store.dtype)
+    random = np.random.default_rng(1)
     for index, part in enumerate(new.shards):
         # √½ of a real row and √½ of noise with their covariance: a random mixture of all of them
         mixture = random.standard_normal((len(part), len(digits)), dtype=np.float32)

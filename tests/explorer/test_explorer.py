@@ -120,7 +120,7 @@ def test_training_images_by_their_influence(server: Server, run: Path, scores: A
 
 def test_self_influence_is_the_diagonal_of_the_kernel(server: Server, run: Path) -> None:
     page = server.get("train", sort="self", method="d-trak", damping=0.2, size=500)  # the features are complete then
-    store = next(run.glob("features/*/train-square"))
+    store = next(run.glob("features/*/train-square-*"))
     features = dtrak.features.FeatureStore.open(store).numpy().astype(np.float64)
     damping = 0.2 * (features**2).sum() / len(features)
     inverse = np.linalg.inv(features.T @ features + damping * np.eye(features.shape[1]))
@@ -133,7 +133,7 @@ def test_self_influence_is_the_diagonal_of_the_kernel(server: Server, run: Path)
 
 def test_the_slider_is_told_where_the_rules_lie(server: Server, run: Path) -> None:
     scale = server.get("damping", method="d-trak", damping=0.2)  # the features are complete then
-    kernel = decompose(dtrak.features.FeatureStore.open(next(run.glob("features/*/train-square"))))
+    kernel = decompose(dtrak.features.FeatureStore.open(next(run.glob("features/*/train-square-*"))))
     assert scale["relative"] == pytest.approx(0.2)
     absolute = 0.2 * mean_eigenvalue(kernel)
     assert scale["dimension"] == pytest.approx((kernel.eigenvalues / (kernel.eigenvalues + absolute)).sum())

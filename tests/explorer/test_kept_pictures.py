@@ -99,16 +99,16 @@ def test_what_others_put_there_stays(own_run: Path) -> None:
     ids, opened = fill(own_run, MAX_PICTURES + 2), Run.open(own_run)
     store = features_of(opened, ids[0]) / "settings" / "queries-0-simple"
     (store / ".locks").mkdir(parents=True)
-    ours = ("manifest.json", "cost.json", "checked.json", "shard-00000.safetensors", ".locks/00000")
+    ours = ("part.json", "rows.npy", "cost.json", "checked.json", "shard-00000.safetensors", ".locks/00000")
     for name in (*ours, "thesis.docx"):
         (store / name).write_text(name)
     elsewhere = own_run.parent / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "manifest.json").write_text("mine")
+    (elsewhere / "part.json").write_text("mine")
     features_of(opened, ids[1]).symlink_to(elsewhere)
     assert remove_oldest(opened, but=ids[-1]) == {*ids[2:]}
     assert [path.name for path in store.rglob("*")] == ["thesis.docx"]
-    assert (elsewhere / "manifest.json").read_text() == "mine"
+    assert (elsewhere / "part.json").read_text() == "mine"
     assert remove_oldest(opened, but=ids[-1]) == {*ids[2:]}
 
 

@@ -250,7 +250,7 @@ def test_step_trak_is_the_formula(given: dict[str, Any], digits: Images, tmp_pat
         **given,
     )
     rows = [
-        np.concatenate([FeatureStore.open(path).numpy() for path in sorted(tmp_path.glob(f"{name}-*-copies"))], 1)
+        np.concatenate([FeatureStore.open(path).numpy() for path in sorted(tmp_path.glob(f"{name}-*"))], 1)
         for name in ("train", "queries-*")
     ]
     assert rows[0].shape == (40, 2, FeatureStore.open(next(tmp_path.glob("train-*"))).dim)
@@ -315,7 +315,7 @@ def test_a_shard_that_is_gone_or_damaged_is_made_again(digits: Images, tmp_path:
     shards[1].write_bytes(shards[1].read_bytes()[:-3])
     after = featurize(model, digits, ["simple"], how, tmp_path, "train", apart=True)["simple"]
     assert after.numpy().tobytes() == whole.tobytes()
-    assert after.manifest.bytes == 40 * 2 * after.dim * 2
+    assert after.nbytes == 40 * 2 * after.dim * 2
 
 
 def test_the_command_scores_with_it_beside_others(own_run: Path, tmp_path: Path) -> None:
@@ -343,8 +343,8 @@ def test_copies_have_gradients_of_the_later_layers(digits: Images, tmp_path: Pat
         featurize(model, some, ["simple"], settings, tmp_path / name, "train", apart=name != "averaged")["simple"]
         for name, settings in (("apart", how), ("averaged", how), ("every", replace(how, parameters="all")))
     )
-    assert apart.manifest.parameters == LATE
-    assert (averaged.manifest.parameters, every.manifest.parameters) == ("all", "all")
+    assert apart.part["parameters"] == LATE
+    assert (averaged.part["parameters"], every.part["parameters"]) == ("all", "all")
     named = featurize(model, some, ["simple"], replace(how, parameters=LATE), tmp_path / "late", "train", apart=True)
     np.testing.assert_array_equal(named["simple"].numpy(), apart.numpy())
     chosen = {name.partition(".")[0] for name in model.parameters(LATE)}

@@ -1,5 +1,6 @@
 """What methods share and what they lack: each image is seen once for all of them, and nothing is left unsaid."""
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -37,10 +38,12 @@ QUICK: dict[str, Any] = {"timesteps": 1, "projection_dim": 64}
 
 def stores(folder: Path) -> list[str]:
     """The stores below a cache folder, without what tells one set of queries, or one model, from another."""
-    return sorted(
-        re.sub(r"-[0-9a-f]{8}(?=[-/])", "", str(path.parent.relative_to(folder)))
-        for path in folder.rglob("manifest.json")
-    )
+    found = []
+    for path in folder.rglob("part.json"):
+        name = re.sub(r"-[0-9a-f]{8}(?=[-/])|-[0-9a-f]{16}$", "", str(path.parent.relative_to(folder)))
+        is_apart = json.loads(path.read_text())["part"].get("copies") == "apart"
+        found.append(f"{name}-copies" if is_apart else name)
+    return sorted(found)
 
 
 # sharing

@@ -267,7 +267,7 @@ class Index:
         needed = needed_by([self.method], self.settings.objective, None)
         nothing: Any = None  # features are there, so neither the model nor the images are needed
         task = Task(nothing, nothing, nothing, self.settings, self.folder, needed)
-        return with_stores(task, self.source, self.features_folder(segment))
+        return with_stores(task, self.source, self.features_folder(segment), segment.digests)
 
     def model(self) -> "DiffusionModel":
         """Open the model of the index; refuse it if it has changed."""

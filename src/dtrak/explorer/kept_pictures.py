@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from dtrak.errors import DtrakError
 from dtrak.features.trajectories import SEED
 from dtrak.files import write_bytes, write_json
-from dtrak.images.image_files import Picture, png
 from dtrak.images.images import Images
+from dtrak.images.pictures import Picture, png
 from dtrak.models.prompts import PROMPT
 from dtrak.progress import say
 
 FOLDER, FEATURES = "asked", "features"
 NAME = re.compile(r"[0-9a-f]{16}\.png")
 FEATURE_FILES = re.compile(
-    r"manifest\.json|cost\.json|checked\.json|shard-\d+\.safetensors|embeddings-.*\.npy|\d{5}|\..*\.tmp"
+    r"part\.json|rows\.npy|cost\.json|checked\.json|shard-\d+\.safetensors|embeddings-.*\.npy|\d{5}|\..*\.tmp"
 )
 UNREADABLE = (DtrakError, OSError, ValueError, AttributeError)  # errors for a damaged picture or .json file
 MAX_PICTURES = 200  # that are kept
@@ -122,7 +122,7 @@ def _size(path: Path) -> int:
 def _is_made_here(home: Home, path: Path) -> bool:
     """Tell whether the explorer wrote this picture: then its name is the hash of its pixels."""
     try:
-        pixels = Picture(path.name, path).pixels(home.train_images.shape[0])
+        pixels = Picture(path.name, path).pixels(home.train_images.shape[0], None, None)
         return name_of(pixels, _kept_about(path).get(PROMPT)) == path.name
     except UNREADABLE:
         return False

@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dtrak.features.store import FeatureStore, Manifest
+    from dtrak.features.store import FeatureStore
 
-__all__ = ["FeatureStore", "Manifest"]
+__all__ = ["FeatureStore"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from dtrak.features.store import FeatureStore, Manifest, fill
+from dtrak.features.store import FeatureStore, fill
 from dtrak.images.images import Images
 from dtrak.models.autoencoder import Autoencoder, pictures_in_a_pass
 from dtrak.models.conditions import Condition, Conditioner
@@ -22,7 +22,7 @@ def latents_of(autoencoder: Autoencoder, images: Images, mirrored: bool, folder:
     _, height, width = images.shape
     shape = (2, autoencoder.channels[1], height // autoencoder.reduction, width // autoencoder.reduction)
 
-    def encode(rows: range) -> Tensor:
+    def encode(rows: Sequence[int]) -> Tensor:
         pixels = images.tensor(rows)
         return autoencoder.moments(pixels.flip(-1) if mirrored else pixels)
 
@@ -38,7 +38,7 @@ def conditions_of(conditioner: Conditioner, texts: Sequence[str], folder: Path |
     """
     made_from = (conditioner.fingerprint, f"{stable_hash(repr(list(texts))):016x}")
 
-    def embed(name: str, rows: range) -> Tensor:
+    def embed(name: str, rows: Sequence[int]) -> Tensor:
         return conditioner.encode([texts[row] for row in rows])[name].float()
 
     first = conditioner.encode(texts[:1])
@@ -56,7 +56,7 @@ def computed_or_read(
     what: str,
     made_from: tuple[str, str],
     shape: tuple[int, ...],
-    compute: Callable[[range], Tensor],
+    compute: Callable[[Sequence[int]], Tensor],
     few: int,
     folder: Path | None,
 ) -> Tensor:
@@ -69,30 +69,17 @@ def computed_or_read(
         with TemporaryDirectory() as temporary:
             return computed_or_read(what, made_from, shape, compute, few, Path(temporary))
     model, data = made_from
-    manifest = Manifest(
-        model=model,
-        data=data,
-        objective=what,
-        timesteps=[],
-        draws=0,
-        noise="none",
-        seed=0,
-        parameters="none",
-        projection="identity",
-        dim=torch.Size(shape[1:]).numel(),
-        rows=shape[0],
-    )
-    store = FeatureStore.create(folder / f"{what}-{model[:8]}-{data[:8]}", manifest)
+    store = FeatureStore.create(folder / what, {"kind": what, "model": model, "images": data}, shape[0], shape[1:])
     if store.missing():
         with progress_bar(what.replace("_", " "), shape[0], "rows") as advance:
 
-            def counted(rows: range) -> Tensor:  # [1, b, k]
+            def counted(rows: Sequence[int]) -> Tensor:  # [1, b, …]
                 parts = []
                 for start in range(0, len(rows), few):
                     part = rows[start : start + few]
-                    parts.append(compute(part).reshape(len(part), -1).cpu())
+                    parts.append(compute(part).cpu())
                     advance(len(part))
                 return torch.cat(parts)[None]
 
             fill([store], counted, advance)
-    return torch.from_numpy(store.numpy()).view(shape)
+    return torch.from_numpy(store.numpy())

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -15,10 +14,9 @@ from dtrak.errors import DtrakError, UsageError
 from dtrak.features.inputs import ModelInputs, model_inputs
 from dtrak.features.settings import FeatureSettings
 from dtrak.features.shards import Part, Parts, SentWork, Shard, Unseen, Work, part_of, shard_of, shard_of_sent
-from dtrak.features.shares import Share
-from dtrak.features.store import Cost, FeatureStore, Manifest, fill, fill_from
+from dtrak.features.store import COST, Cost, FeatureStore, fill, lent, missing_shards, write_shard
 from dtrak.features.trajectories import Trajectories
-from dtrak.files import clear_leftovers
+from dtrak.files import clear_leftovers, write_json
 from dtrak.gradients.copies import timesteps_of
 from dtrak.gradients.objectives import get_objective
 from dtrak.images.images import Images
@@ -38,13 +36,12 @@ def featurize(
     engine: Engine | None = None,
     *,
     apart: bool = False,
-    share: Share | None = None,
+    share: tuple[int, int] | None = None,
 ) -> dict[str, FeatureStore]:
-    """Fill one store for each objective, `folder/name-objective`. What a store already has is not computed again.
+    """Fill one store for each objective, `folder/name-objective-FINGERPRINT`. What a store has is not computed again.
 
-    If copies are kept `apart`, each has its own row, and the stores are called `folder/name-objective-copies`.
-
-    With a `share`, only that share of the stores' shards is filled, in this process.
+    If copies are kept `apart`, each has its own row. With a `share` (i, n), only every n-th of the stores' shards is
+    filled, from the i-th on, in this process.
 
     The objectives of one call share their forward passes. Trajectories have timesteps of their own. The work is done
     in this process, or by the workers of an engine.
@@ -58,15 +55,11 @@ def featurize(
         timesteps = timesteps_of(model, settings.timesteps, "visible" if apart else "uniform")
     check_copies(len(timesteps), settings.draws, model.shape, model.device)
     work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps, apart)
-    suffix = "-copies" if apart else ""
-    stores = {
-        objective: FeatureStore.create(folder / f"{name}-{objective}{suffix}", _manifest(work, objective))
-        for objective in objectives
-    }
+    stores = {objective: _store(work, objective, folder / f"{name}-{objective}") for objective in objectives}
     incomplete = {objective: store for objective, store in stores.items() if store.missing()}
     if incomplete:
         work = replace(work, model=model.denoiser(), objectives=tuple(incomplete))
-        _announce(work, sum(one.manifest.bytes for one in incomplete.values()))
+        _announce(work, sum(one.nbytes for one in incomplete.values()))
         _fill(work, list(incomplete.values()), engine, share)
     if share is None:
         _report_left_out(stores, images, settings.skip_bad)
@@ -93,51 +86,62 @@ def _announce(work: Work, size: int) -> None:
     )
 
 
-def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None, share: Share | None) -> None:
+def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None, share: tuple[int, int] | None) -> None:
     """Compute what the stores of the work's objectives lack, and keep how many seconds a row took."""
     total, rows_done = Cost(), 0
 
-    def counted(rows: range, shard: Shard) -> Tensor | None:
+    def counted(rows: Sequence[int], shard: Shard) -> Tensor | None:
         nonlocal total, rows_done
         total, rows_done = total + shard.cost, rows_done + len(rows)
         return None if shard.features is None else torch.from_numpy(shard.features)
 
-    def computed(rows: range) -> Tensor:
+    def computed(rows: Sequence[int]) -> Tensor:
         features = counted(rows, shard_of(work, part_of(work.images, rows), advance))
         assert features is not None
         return features
 
     shards = stores[0].shards
-    count = sum(len(shards[index]) for index in (range(len(shards)) if share is None else share.of(len(shards))))
-    with progress_bar("features", count, "images") as advance:
+    first, step = share or (1, 1)
+    with progress_bar("features", sum(map(len, shards[first - 1 :: step])), "images") as advance:
         if engine is None or share is not None:
             fill(stores, computed, advance, share)
         else:
-            by = partial(_shards_by, engine, work, stores)
-            fill_from(stores, lambda missing: ((rows, counted(rows, one)) for rows, one in by(missing)), advance)
+            missing: list[range] = []
+            for rows in (shards[index] for index in missing_shards(stores, advance)):
+                found = lent(stores, rows)
+                if len(found) < len(rows):  # workers compute whole shards
+                    missing.append(rows)
+                else:
+                    write_shard(stores, rows, torch.stack([found[row] for row in rows], 1))
+                    advance(len(rows))
+            for done, shard in _shards_by(engine, work, stores, missing):
+                features = counted(done, shard)
+                if features is not None:
+                    write_shard(stores, done, features)
+                advance(len(done))
     if rows_done:  # other processes may have computed all of them
         for store in stores:
-            store.keep_cost(total * (1 / (rows_done * len(stores))))
+            write_json(store.folder / COST, asdict(total * (1 / (rows_done * len(stores)))))
 
 
 def _shards_by(
     engine: Engine, work: Work, stores: Sequence[FeatureStore], missing: list[range]
-) -> Iterator[tuple[range, Shard]]:
+) -> Iterator[tuple[Sequence[int], Shard]]:
     """Yield shards as an engine's workers finish them; each has as many threads as this process would take for it.
 
     Workers read the images themselves. If one cannot, the pixels of the shards that are still missing are sent.
     """
-    left = dict.fromkeys(missing)
+    left = {rows[0]: rows for rows in missing}
     for part, shard in _run(engine, work, stores, Parts(work.images, missing, by_name=True)):
         if isinstance(shard, Unseen):
             part_of(work.images, part.rows).loaded()  # if the image is gone here, too, this says so
             break
-        del left[part.rows]
+        del left[part.rows[0]]
         yield part.rows, shard
     else:
         return
     say(f"workers cannot read {work.images.source} themselves ({shard.reason}): pixels are sent to them")
-    for part, shard in _run(engine, work, stores, Parts(work.images, list(left), by_name=False)):
+    for part, shard in _run(engine, work, stores, Parts(work.images, [*left.values()], by_name=False)):
         assert isinstance(shard, Shard)
         yield part.rows, shard
 
@@ -159,25 +163,29 @@ def _run(
             clear_leftovers(store.folder)  # of workers that were killed while they wrote
 
 
-def _manifest(work: Work, objective: str) -> Manifest:
-    settings = work.settings
-    return Manifest(
-        model=work.model.fingerprint,
-        data=work.data,
-        objective=objective,
-        timesteps=list(work.timesteps),
-        draws=settings.draws,
-        noise=settings.noise,
-        seed=settings.seed,
-        projection_seed=settings.projection_seed,
-        parameters=work.pattern,
-        projection=settings.projection_of(work.apart),
-        copies=len(work.timesteps) * settings.draws if work.apart else None,
-        dim=work.projection.dim,
-        rows=len(work.images),
-        precision="bfloat16" if settings.autocast else "float32",
-        dtype=settings.dtype,
-    )
+def _store(work: Work, objective: str, folder: Path) -> FeatureStore:
+    settings, images = work.settings, work.images
+    copies = len(work.timesteps) * settings.draws
+    part = {
+        "model": work.model.fingerprint,
+        "images": work.data,
+        "objective": objective,
+        "timesteps": list(work.timesteps),
+        "draws": settings.draws,
+        "noise": settings.noise,
+        "seed": settings.seed,
+        "projection": settings.projection_of(work.apart),
+        "projection_dim": work.projection.dim,
+        "projection_seed": settings.projection_seed,
+        "parameters": work.pattern,
+        "copies": "apart" if work.apart else "averaged",
+        "dtype": settings.dtype,
+        "autocast": settings.autocast,
+    }
+    shape = (copies, work.projection.dim) if work.apart else (work.projection.dim,)
+    # Noise of an image's own is named by the set of images as well.
+    hashes = images.hashes if isinstance(images, ModelInputs) and settings.noise == "shared" else None
+    return FeatureStore.create(folder, part, len(images), shape, settings.dtype, hashes)
 
 
 def _report_left_out(stores: dict[str, FeatureStore], images: ModelInputs | Trajectories, skip_bad: bool) -> None:

@@ -7,6 +7,7 @@ pixels. For conditional models, a conditioner makes the conditions from the imag
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,14 @@ class ModelInputs:
         if not self.texts:
             return self.images.fingerprint
         return f"{stable_hash(repr((self.images.fingerprint, list(self.texts)))):016x}"
+
+    @property
+    def hashes(self) -> NDArray[np.void]:
+        """Return 16 bytes for each image, [N], that change with its content and its text."""
+        texts = self.texts or [""] * len(self)
+        how, pairs = self.images.transformation, zip(self.images.digests, texts, strict=True)
+        said = (f"{digest.tobytes().hex()} {how} {text}" for digest, text in pairs)
+        return np.frombuffer(b"".join(blake2b(one.encode(), digest_size=16).digest() for one in said), dtype="V16")
 
     def tensor(self, rows: Rows) -> Tensor:
         """Return x [B, C, H, W]: pixels in [−1, 1], or the mode of the latents."""

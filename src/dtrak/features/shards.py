@@ -23,7 +23,7 @@ from dtrak.contracts import Objective, Projection
 from dtrak.errors import DtrakError
 from dtrak.features.inputs import ModelInputs
 from dtrak.features.settings import FeatureSettings
-from dtrak.features.store import MANIFEST, Cost, FeatureStore, write_rows
+from dtrak.features.store import PART, Cost, FeatureStore, write_shard
 from dtrak.features.trajectories import Trajectories
 from dtrak.gradients.copies import Copies
 from dtrak.gradients.featurizer import Featurizer, NotFiniteError
@@ -79,10 +79,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of a store, and what its manifest is on the disk, so that no other folder is taken for it."""
+    """The folder of a store, and what its part.json is on the disk, so that no other folder is taken for it."""
 
     folder: str
-    manifest: tuple[int, int, int]
+    part: tuple[int, int, int]
 
     @classmethod
     def of(cls, store: FeatureStore) -> "Place":
@@ -91,13 +91,13 @@ class Place:
     @property
     def is_seen(self) -> bool:
         try:
-            return _state(Path(self.folder)) == self.manifest
+            return _state(Path(self.folder)) == self.part
         except OSError:
             return False
 
 
 def _state(folder: Path) -> tuple[int, int, int]:
-    found = os.stat(folder / MANIFEST)
+    found = os.stat(folder / PART)
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
@@ -131,20 +131,26 @@ class SentWork:
 class Part:
     """The images of one shard."""
 
-    rows: range
+    rows: Sequence[int]
     images: ModelInputs | None  # of these rows alone; None for trajectories, which a worker has whole
+    digests: NDArray[np.void] | None  # [b], of the images' content; None if it is not read again
 
     def __str__(self) -> str:
-        return f"images {self.rows.start:,} to {self.rows.stop - 1:,}"
+        return f"images {self.rows[0]:,} to {self.rows[-1]:,}"
 
     def loaded(self) -> "Part":
-        """Read the images; refuse one that has changed."""
-        return self if self.images is None else replace(self, images=self.images.in_memory())
+        """Read the images; refuse one whose content has changed."""
+        if self.images is None or self.digests is None:
+            return self
+        images = replace(self.images, images=self.images.images.loaded(self.digests))
+        return replace(self, images=images, digests=None)
 
 
-def part_of(images: ModelInputs | Trajectories, rows: range) -> Part:
+def part_of(images: ModelInputs | Trajectories, rows: Sequence[int]) -> Part:
     """Return the part of some rows, for this process."""
-    return Part(rows, images.select(rows) if isinstance(images, ModelInputs) else None)
+    if not isinstance(images, ModelInputs):
+        return Part(rows, None, None)
+    return Part(rows, images.select(rows), None if images.latents else images.images.digests[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +175,11 @@ class Parts(Sequence[Part]):
         if part.images is None:
             return part
         named = part.images.by_name() if self.by_name else None
-        return replace(part, images=(part.images.in_memory() if named is None else named).alone())
+        if named is not None:
+            return replace(part, images=named.alone())
+        loaded = part.loaded()
+        assert loaded.images is not None
+        return replace(loaded, images=loaded.images.in_memory().alone())
 
 
 @dataclass(frozen=True)
@@ -216,14 +226,14 @@ def shard_of_sent(sent: SentWork, part: Part) -> Shard | Unseen:
     shard = shard_of(sent.work, part)
     if not sent.stores or shard.features is None:
         return shard
-    write_rows(sent.stores, part.rows, torch.from_numpy(shard.features))
+    write_shard(sent.stores, part.rows, torch.from_numpy(shard.features))
     return replace(shard, features=None)
 
 
 def _of_pass(work: Work, part: Part, rows: list[int]) -> Tensor:
     """Compute the features of rows that share a pass; images to skip have zeros."""
     features, images = work.features, part.images or work.images
-    places = rows if part.images is None else [row - part.rows.start for row in rows]
+    places = rows if part.images is None else [part.rows.index(row) for row in rows]
     try:
         return features(images.tensor(places), images.ids[places].tolist(), images.condition(places))
     except NotFiniteError:

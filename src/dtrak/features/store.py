@@ -1,9 +1,14 @@
-"""The store keeps features on disk, [N, k] or [N, C, k] of every copy, in shards. A shard is complete or missing.
+"""The store keeps rows on disk, one for each image: features, latents, embeddings, residuals.
 
-A folder holds `manifest.json`, which says by fingerprints what the features were made from, and one safetensors file
-for every few dozen rows, with its checksum. A process computes a shard while it holds the lock of that shard; if the
-process dies, the lock is free. So a killed command continues where it stopped, several processes can fill one store,
-and nobody reads a half-written file.
+A store is what its part says: plain values for everything that its rows depend on. Its folder NAME-FINGERPRINT holds
+
+    part.json                  the part, and the number, the shape and the type of the rows
+    rows.npy                   for each row, a hash of what it alone depends on: its image and its condition
+    shard-00000.safetensors    a few dozen rows with their checksum; a shard is complete or missing
+    checked.json, cost.json    which shards were found intact, and the seconds that a row took
+
+A process computes a shard while it holds the lock of that shard; if the process dies, the lock is free. So a killed
+command continues where it stopped, several processes can fill one store, and nobody reads a half-written file.
 """
 
 import hashlib
@@ -12,67 +17,56 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import filelock
+import numpy as np
 import torch
-from pydantic import TypeAdapter, ValidationError
+from numpy.typing import NDArray
+from pydantic import PositiveInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dtrak.checks import first_mistake, shortened
+from dtrak.checks import first_mistake
 from dtrak.errors import DtrakError, UsageError
-from dtrak.features.checks import Checks, digest
-from dtrak.features.shares import Share
-from dtrak.files import make_folder, write_bytes, write_json
+from dtrak.files import as_npy, clear_leftovers, make_folder, write_bytes, write_json, write_text
+from dtrak.fingerprints import Facts, first_difference, hash_of
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-MANIFEST = "manifest.json"
-COST = "cost.json"  # seconds per row
+PART, HASHES, CHECKED, COST = "part.json", "rows.npy", "checked.json", "cost.json"
 SHARD_ROWS = 32  # a killed process loses no more rows than these
-SHARD_BYTES = 32 << 20  # the largest shard of features of every copy
+SHARD_BYTES = 32 << 20  # the size of the largest shard, unless a row is larger
 BLOCK_BYTES = 64 << 20  # how much is read at a time
-EVERY_ROW = slice(None)
+SETTLED = 50_000_000  # nanoseconds; a file that changed so recently may change again without a new time
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """A manifest says what features were made from. Two stores with equal manifests hold equal features."""
+class Header:
+    """The content of part.json."""
 
-    model: str
-    data: str
-    objective: str
-    timesteps: list[int]
-    draws: int
-    noise: str
-    seed: int
-    parameters: str
-    projection: str
-    dim: int
-    rows: int
-    copies: int | None = None  # how many copies of an image have their own rows; None if it has one row
-    projection_seed: int | None = None  # None if it is the seed of the noise
-    precision: str = "float32"
-    dtype: str = "float32"
-    version: int = 1
-
-    @property
-    def bytes(self) -> int:
-        return self.rows * math.prod(self.shape) * DTYPES[self.dtype].itemsize
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of one image's features: (k,) or (C, k)."""
-        return (self.dim,) if self.copies is None else (self.copies, self.dim)
+    part: dict[str, Any]
+    rows: PositiveInt
+    shape: tuple[PositiveInt, ...]
+    dtype: Literal["float32", "float16", "bfloat16"]
 
 
-MANIFESTS = TypeAdapter(Manifest)  # made once, as that takes longer than to read a manifest
+HEADERS = TypeAdapter(Header)  # made once, as that takes longer than to read a file
+
+
+class Check(NamedTuple):
+    """What was found in an intact shard."""
+
+    size: int  # of its file
+    changed: int  # the times of the file's content and of its entry on the disk, in nanoseconds
+    entered: int
+    checksum: str
+    zeros: list[int]  # the rows of images that were left out, counted from the first of the shard
 
 
 @dataclass(frozen=True)
@@ -90,145 +84,132 @@ class Cost:
 
 
 class FeatureStore:
-    """Features on disk. `create` opens or makes the store of a manifest; `open` opens a store that exists."""
+    """Rows on disk, [N, *shape]. `create` opens or makes the store of a part; `open` opens a store that exists."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, header: Header) -> None:
         self.folder = folder
-        self.manifest = manifest
-        self._checks = Checks(folder)
-        self._readable: set[int] = set()  # shards that were found intact before, of which single rows may be read
-        self._intact: dict[int, tuple[str, list[int]]] = {}  # checksums and rows of zeros, of this process
+        self.part: Facts = header.part
+        self.shape, self.dtype = header.shape, header.dtype
+        self._header = header
+        self._has_news = False  # whether there are checks that checked.json does not have yet
 
     @classmethod
-    def create(cls, folder: Path, manifest: Manifest) -> "FeatureStore":
-        """Open the store of a manifest, or make it. Refuse a store with another manifest."""
-        path = folder / MANIFEST
+    def create(
+        cls,
+        folder: Path,
+        part: Facts,
+        rows: int,
+        shape: tuple[int, ...],
+        dtype: str = "float32",
+        hashes: NDArray[np.void] | None = None,
+    ) -> "FeatureStore":
+        """Open the store of a part, or make it. It is in `folder` with the fingerprint of the part behind its name.
+
+        `hashes` [N] say what each row depends on, beside those facts that the part has for all of them. Facts of the
+        images together stand in part["images"]. If two stores with the same `folder` differ in nothing else, rows with
+        the same hash are the same, and `fill` copies them.
+        """
+        folder = folder.with_name(f"{folder.name}-{hash_of(part)}")
+        path, wanted = folder / PART, {"part": dict(part), "rows": rows, "shape": list(shape), "dtype": dtype}
         if not path.exists():
-            write_json(path, asdict(manifest), once=True)
-        found = cls.open(folder).manifest
-        for field, wanted in asdict(manifest).items():
-            there = getattr(found, field)
-            if there != wanted:
-                raise UsageError(
-                    f"the features in {folder} were made with {field} {_short(there)}, not {_short(wanted)}: "
-                    "give another cache folder, or remove this one"
-                )
-        return cls(folder, manifest)
+            if hashes is not None:
+                write_bytes(folder / HASHES, as_npy(hashes), once=True)
+            write_json(path, wanted, once=True)
+        store = cls.open(folder)
+        if difference := first_difference(asdict(store._header), wanted):
+            raise UsageError(f"the features in {folder} were made with another {difference}: remove this folder")
+        return store
 
     @classmethod
     def open(cls, folder: Path) -> "FeatureStore":
-        """Open a store that exists, and check its manifest."""
-        path = folder / MANIFEST
+        """Open a store that exists."""
+        path = folder / PART
         try:
-            manifest = MANIFESTS.validate_python(json.loads(path.read_text(encoding="utf-8")))
+            return cls(folder, HEADERS.validate_python(json.loads(path.read_text(encoding="utf-8"))))
         except FileNotFoundError:
-            raise UsageError(f"no features at {folder}: it has no manifest.json") from None
-        except ValidationError as error:
-            raise DtrakError(f"{path} is not the manifest of a feature store: {first_mistake(error)}") from None
+            raise UsageError(f"no features at {folder}: it has no {PART}") from None
         except (ValueError, OSError, RecursionError) as error:
-            raise DtrakError(f"{path} is not the manifest of a feature store: {error}") from error
-        if manifest.dtype not in DTYPES or manifest.rows < 1 or math.prod(manifest.shape) < 1:
-            said = f"rows {manifest.rows}, dim {manifest.dim} and dtype {shortened(manifest.dtype)}"
-            raise DtrakError(f"{path} is not the manifest of a feature store: it has {said}")
-        return cls(folder, manifest)
+            reason = first_mistake(error) if isinstance(error, ValidationError) else error
+            raise DtrakError(f"{path} is not the part of a store: {reason}") from error
 
     def __len__(self) -> int:
-        return self.manifest.rows
+        return self._header.rows
 
     @property
     def dim(self) -> int:
-        return self.manifest.dim
+        return self.shape[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of all rows on the disk."""
+        return len(self) * math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
     @cached_property
     def shards(self) -> list[range]:
         """Return the rows of each shard."""
-        rows = SHARD_ROWS
-        if self.manifest.copies is not None:
-            rows = max(1, min(rows, SHARD_BYTES // (4 * math.prod(self.manifest.shape))))
-        return [range(start, min(start + rows, len(self))) for start in range(0, len(self), rows)]
+        step = max(1, min(SHARD_ROWS, SHARD_BYTES // (4 * math.prod(self.shape))))
+        return [range(start, min(start + step, len(self))) for start in range(0, len(self), step)]
 
     def blocks(self, wanted: range | None = None) -> Iterator[tuple[range, Tensor]]:
-        """Yield all rows in order, or only the `wanted` ones, in blocks: (rows, float32 [b, k] or [b, C, k])."""
+        """Yield all rows in order, or only the `wanted` ones, in blocks: (rows, float32 [b, *shape])."""
         wanted = range(len(self)) if wanted is None else wanted
         if not wanted:
             return
         in_shard = len(self.shards[0])
         end = (wanted.stop - 1) // in_shard + 1
-        step = max(1, BLOCK_BYTES // (in_shard * math.prod(self.manifest.shape) * 4))
-        for start in range(wanted.start // in_shard, end, step):
-            part = range(start, min(start + step, end))
-            rows = range(max(self.shards[part[0]].start, wanted.start), min(self.shards[part[-1]].stop, wanted.stop))
-            yield rows, torch.cat([self._rows_of(index, rows) for index in part])
-
-    def _rows_of(self, index: int, rows: range) -> Tensor:
-        """Return those of a shard's rows that are in `rows`, float32."""
-        there = self.shards[index]
-        first, last = max(rows.start, there.start) - there.start, min(rows.stop, there.stop) - there.start
-        return self._read_whole(index, slice(first, last))
+        step = max(1, BLOCK_BYTES // (in_shard * math.prod(self.shape) * 4))
+        for first in range(wanted.start // in_shard, end, step):
+            there = [self.shards[index] for index in range(first, min(first + step, end))]
+            rows = range(max(there[0].start, wanted.start), min(there[-1].stop, wanted.stop))
+            cuts = (slice(max(rows.start - one.start, 0), rows.stop - one.start) for one in there)
+            yield rows, torch.cat([self._rows(index, cut) for index, cut in enumerate(cuts, first)])
 
     def at(self, rows: Sequence[int]) -> Tensor:
-        """Return some rows in the given order, float32 [b, k] or [b, C, k]; only these are read of checked shards."""
-        dtype, in_shard = DTYPES[self.manifest.dtype], len(self.shards[0])
-        size = math.prod(self.manifest.shape) * dtype.itemsize
-        content = bytearray(len(rows) * size)  # one piece of memory: a search reads a thousand rows
-        for start, row in zip(range(0, len(content), size), rows, strict=True):
-            self._read_row(*divmod(int(row), in_shard), memoryview(content)[start : start + size])
-        return torch.frombuffer(content, dtype=dtype).reshape(len(rows), *self.manifest.shape).float()
+        """Return some rows in the given order, float32 [b, *shape]; only these are read of checked shards."""
+        found = torch.empty(len(rows), *self.shape, dtype=DTYPES[self.dtype])
+        for row, target in zip(rows, found.view(torch.uint8).numpy().reshape(len(rows), -1), strict=True):
+            self._read_row(*divmod(int(row), len(self.shards[0])), target)
+        return found.float()
 
-    def _read_row(self, index: int, row: int, target: memoryview) -> None:
+    def _read_row(self, index: int, row: int, target: NDArray[np.uint8]) -> None:
         """Read one row of a shard. A safetensors file begins with the length of its header; its tensor is behind."""
-        if index not in self._readable:
-            if self._checks.of(index, self._path(index)) is None:
-                found = self._read_whole(index, slice(row, row + 1)).to(DTYPES[self.manifest.dtype])
-                target[:] = found.flatten().view(torch.uint8).numpy().tobytes()
-                return
-            self._readable.add(index)
-        try:
-            file = os.open(f"{self.folder}/{_name(index)}", os.O_RDONLY)
-            try:
-                start = 8 + int.from_bytes(os.pread(file, 8, 0), "little")
-                is_whole = os.preadv(file, [target], start + row * len(target)) == len(target)
-            finally:
-                os.close(file)
-        except OSError:
-            is_whole = False
-        if not is_whole:
-            raise self._damaged(index)
+        if index in self._checks or self.has(index):
+            with suppress(OSError), open(self._path(index), "rb", buffering=0) as file:
+                start = 8 + int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
+                if os.preadv(file.fileno(), [target.data], start + row * len(target)) == len(target):
+                    return
+        raise self._damaged(index)
 
-    def numpy(self) -> Any:
-        """Return all rows at once, float32 [N, k] or [N, C, k]; only for small sets such as queries."""
-        return torch.cat([features for _, features in self.blocks()]).numpy()
+    def numpy(self) -> NDArray[np.float32]:
+        """Return all rows at once, float32 [N, *shape]; only for small sets such as queries."""
+        return np.concatenate([features.numpy() for _, features in self.blocks()])
 
     def missing(self) -> list[int]:
         """Return the shards that do not exist or do not match their checksum."""
         found = [index for index in range(len(self.shards)) if not self.has(index)]
-        self._checks.save()
+        self._save_checks()
         return found
 
     def has(self, index: int) -> bool:
         """Return whether a shard exists and is not damaged."""
-        return self._checks.of(index, self._path(index)) is not None or self._read(index) is not None
+        return self._check(index) is not None
 
     def left_out(self) -> list[int]:
         """Return the rows of skipped images. They are zeros: they add nothing to a kernel and score zero."""
-        found = [rows.start + zero for index, rows in enumerate(self.shards) for zero in self._checked(index)[1]]
-        self._checks.save()
-        return found
+        pairs = zip(self.shards, self._all_checks(), strict=True)
+        return [rows.start + zero for rows, check in pairs for zero in check.zeros]
 
     @property
     def digest(self) -> str:
-        """Return 32 hexadecimal digits that change with any of the features."""
-        found = digest([self._checked(index)[0] for index in range(len(self.shards))])
-        self._checks.save()
-        return found
+        """Return 32 hexadecimal digits that change with any of the rows."""
+        checksums = "".join(check.checksum for check in self._all_checks())
+        return hashlib.blake2b(checksums.encode(), digest_size=16).hexdigest()
 
     def write(self, index: int, features: Tensor) -> None:
-        """Write one shard, float32 [b, k] or [b, C, k], in the store's dtype."""
-        stored = features.to(DTYPES[self.manifest.dtype]).contiguous()
+        """Write one shard, float32 [b, *shape], in the store's dtype."""
+        stored = features.to(DTYPES[self.dtype]).contiguous()
         if not stored.isfinite().all():
-            raise DtrakError(
-                f"features of {self.folder} overflow {self.manifest.dtype}: store them as bfloat16 or float32"
-            )
+            raise DtrakError(f"features of {self.folder} overflow {self.dtype}: store them as bfloat16 or float32")
         write_bytes(self._path(index), save({"features": stored}, {"checksum": _checksum(stored)}))
 
     @property
@@ -240,77 +221,142 @@ class FeatureStore:
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return Cost()
 
-    def keep_cost(self, per_row: Cost) -> None:
-        """Write down how many seconds a row took."""
-        write_json(self.folder / COST, asdict(per_row))
-
     def lock(self, index: int) -> filelock.BaseFileLock:
         """Return the lock of a shard, which raises Timeout at once if another process holds it."""
         return filelock.FileLock(make_folder(self.folder / ".locks") / f"{index:05d}", blocking=False)
 
+    def lent(self, rows: range) -> dict[int, Tensor]:
+        """Return those of some rows that stores beside this one have, whose parts differ in nothing but the images."""
+        found: dict[int, Tensor] = {}
+        for store, place_of in self._lenders:
+            for row in rows:
+                place = place_of.get(self._hashes[row].tobytes())
+                if row not in found and place is not None and store.has(place // len(store.shards[0])):
+                    found[row] = store.at([place])[0]
+        return found
+
+    @cached_property
+    def _lenders(self) -> list[tuple["FeatureStore", dict[bytes, int]]]:
+        """The stores beside this one that may have its rows, with the place of each hash in them."""
+        found = []
+        for store in self.beside() if len(self._hashes) else ():
+            mine, its = ({**one.part, "images": None} for one in (self, store))
+            if (mine, self.shape, self.dtype) == (its, store.shape, store.dtype):
+                found.append((store, {one.tobytes(): place for place, one in enumerate(store._hashes)}))
+        return found
+
+    def beside(self) -> Iterator["FeatureStore"]:
+        """Yield the other stores in the same folder whose names differ only in their fingerprints."""
+        for folder in self.folder.parent.iterdir():
+            if folder != self.folder and folder.name.rpartition("-")[0] == self.folder.name.rpartition("-")[0]:
+                with suppress(DtrakError):
+                    yield FeatureStore.open(folder)
+
+    @cached_property
+    def _hashes(self) -> NDArray[np.void]:
+        """What each row depends on, [N]; [0] if that is not known."""
+        with suppress(OSError, ValueError, EOFError):
+            found: NDArray[np.void] = np.load(self.folder / HASHES, allow_pickle=False)
+            return found
+        return np.empty(0, "V16")
+
     def _path(self, index: int) -> Path:
-        return self.folder / _name(index)
+        return self.folder / f"shard-{index:05d}.safetensors"
 
-    def _checked(self, index: int) -> tuple[str, list[int]]:
-        """Return the checksum and the rows of zeros of a shard; raise an error if it is missing or damaged."""
-        known = self._checks.of(index, self._path(index))
-        if known is not None:
-            return known.checksum, [*known.zeros]
-        self._intact.pop(index, None)
-        self._read_whole(index)
-        return self._intact[index]
-
-    def _read(self, index: int, part: slice = EVERY_ROW) -> Tensor | None:
-        """Return some rows of a shard, all of them if it is not checked yet; None if it is missing or damaged."""
-        path = self._path(index)
-        is_checked = index in self._intact or self._checks.of(index, path) is not None
+    @cached_property
+    def _checks(self) -> dict[int, Check]:
+        """What was found in shards; checked.json keeps it, so that a large store is not read whole at every start."""
         try:
+            kept = json.loads((self.folder / CHECKED).read_text(encoding="utf-8"))
+            return {int(index): Check(*check) for index, check in kept.items()}
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return {}
+
+    def _check(self, index: int) -> Check | None:
+        """Return what is in a shard; None if it is missing or damaged. It is read only if its file has changed."""
+        path = self._path(index)
+        try:
+            found = os.stat(path)
+            state = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            if index in self._checks and self._checks[index][:3] == state:
+                return self._checks[index]
             with safe_open(path, "pt") as file:
-                stored = file.get_slice("features")
-                shape = tuple(stored.get_shape())
-                features: Tensor = stored[part if is_checked else EVERY_ROW]
-                checksum = file.metadata()["checksum"]
+                features, checksum = file.get_tensor("features"), file.metadata()["checksum"]
         except (OSError, SafetensorError, KeyError, TypeError):
             return None
-        if shape != (len(self.shards[index]), *self.manifest.shape) or features.dtype != DTYPES[self.manifest.dtype]:
+        is_ours = features.shape == (len(self.shards[index]), *self.shape) and features.dtype == DTYPES[self.dtype]
+        if not is_ours or checksum != _checksum(features):
             return None
-        if is_checked:
-            return features
-        if checksum != _checksum(features):
-            return None
-        zeros = (~features.flatten(1).any(1)).nonzero().flatten().tolist()
-        self._intact[index] = checksum, zeros
-        self._checks.add(index, path, checksum, zeros)
-        return features[part]
+        check = Check(*state, checksum, (~features.reshape(len(features), -1).any(1)).nonzero().flatten().tolist())
+        if time.time_ns() - max(state[1:]) > SETTLED:
+            self._checks[index], self._has_news = check, True
+        return check
 
-    def _read_whole(self, index: int, part: slice = EVERY_ROW) -> Tensor:
+    def _all_checks(self) -> list[Check]:
+        """Return what is in each shard; raise an error if one is missing or damaged."""
+        found = [self._check(index) for index in range(len(self.shards))]
+        if None in found:
+            raise self._damaged(found.index(None))
+        self._save_checks()
+        return [check for check in found if check is not None]
+
+    def _save_checks(self) -> None:
+        """Write down what was found in shards since the last time. Without the file, they are only checked again."""
+        if self._has_news:
+            lines = ",\n".join(f'"{index}": {json.dumps(check)}' for index, check in sorted(self._checks.items()))
+            with suppress(DtrakError):
+                write_text(self.folder / CHECKED, f"{{\n{lines}\n}}\n")
+            self._has_news = False
+
+    def _rows(self, index: int, part: slice) -> Tensor:
         """Return some rows of a shard in float32; raise an error if the shard is missing or damaged."""
-        features = self._read(index, part)
-        if features is None:
-            raise self._damaged(index)
-        return features.float()
+        if self.has(index):
+            with suppress(OSError, SafetensorError, KeyError), safe_open(self._path(index), "pt") as file:
+                features: Tensor = file.get_slice("features")[part]
+                return features.float()
+        raise self._damaged(index)
 
     def _damaged(self, index: int) -> DtrakError:
         return DtrakError(f"{self._path(index)} is missing or damaged: run the command that made these features again")
 
 
+def missing_shards(
+    stores: Sequence[FeatureStore], advance: Callable[[int], None], share: tuple[int, int] | None = None
+) -> list[int]:
+    """Return the shards that any of some stores of the same rows lacks; refuse a disk that is too small for them.
+
+    With a `share` (i, n), only every n-th shard counts, from the i-th on. `advance` is called with the number of rows
+    that all of the stores have.
+    """
+    needed, free = 0, shutil.disk_usage(stores[0].folder).free
+    for store in stores:
+        needed += store.nbytes - sum(path.stat().st_size for path in store.folder.glob("shard-*.safetensors"))
+        if needed > free:
+            raise DtrakError(f"{store.folder} needs {needed / 1e6:,.0f} MB more, but its disk has {free / 1e6:,.0f} MB")
+    first, step = (1, 1) if share is None else share
+    shards = stores[0].shards
+    wanted = range(first - 1, len(shards), step)
+    missing = {index: None for index in wanted if not all(store.has(index) for store in stores)}
+    advance(sum(len(shards[index]) for index in wanted if index not in missing))
+    return list(missing)
+
+
 def fill(
     stores: Sequence[FeatureStore],
-    compute: Callable[[range], Tensor],
+    compute: Callable[[Sequence[int]], Tensor],
     advance: Callable[[int], None],
-    share: Share | None = None,
+    share: tuple[int, int] | None = None,
 ) -> None:
-    """Compute what is missing in stores of the same rows; `compute(rows)` returns float32 [stores, b, …, k].
+    """Compute what is missing in stores of the same rows; `compute(rows)` returns float32 [stores, b, …].
 
-    With a `share`, only the shards of that share are computed.
-
-    A shard that another process is computing is left to it, and is computed here if that process dies. `advance` is
-    called with the number of rows that did not need `compute`.
+    Rows that stores beside them have are copied. A shard that another process is computing is left to it, and is
+    computed here if that process dies. `advance` is called with the number of rows that did not need `compute`.
     """
-    rows_of, missing = stores[0].shards, _begin(stores, advance, share)
+    missing = missing_shards(stores, advance, share)
     while missing:
         left_to_others = []
         for index in missing:
+            rows = stores[0].shards[index]
             with ExitStack() as locks:
                 try:
                     for store in stores:
@@ -319,69 +365,35 @@ def fill(
                     left_to_others.append(index)
                     continue
                 if all(store.has(index) for store in stores):
-                    advance(len(rows_of[index]))
+                    advance(len(rows))
                     continue
-                features = compute(rows_of[index])
-                for store, its_features in zip(stores, features, strict=True):
-                    store.write(index, its_features)
+                found = lent(stores, rows)
+                advance(len(found))
+                if computed := [row for row in rows if row not in found]:
+                    found |= zip(computed, compute(computed).unbind(1), strict=True)
+                for place, store in enumerate(stores):
+                    store.write(index, torch.stack([found[row][place] for row in rows]))
         if len(left_to_others) == len(missing):
             time.sleep(0.2)
         missing = left_to_others
+    for store in stores:
+        clear_leftovers(store.folder)  # of processes that were killed meanwhile
 
 
-def fill_from(
-    stores: Sequence[FeatureStore],
-    compute: Callable[[list[range]], Iterable[tuple[range, Tensor | None]]],
-    advance: Callable[[int], None],
-) -> None:
-    """Fill stores as `fill` does, from a `compute` that yields the missing shards in the order in which workers end.
-
-    It yields None in place of features that a worker has written.
-    """
-    rows_of, missing = stores[0].shards, _begin(stores, advance)
-    for rows, features in compute([rows_of[index] for index in missing]):
-        if features is not None:
-            write_rows(stores, rows, features)
-        advance(len(rows))
+def lent(stores: Sequence[FeatureStore], rows: range) -> dict[int, Tensor]:
+    """Return those of some rows that stores beside each of these have, [stores, …] by row."""
+    found = [store.lent(rows) for store in stores]
+    return {row: torch.stack([of_store[row] for of_store in found]) for row in rows if all(row in one for one in found)}
 
 
-def write_rows(stores: Sequence[FeatureStore], rows: range, features: Tensor) -> None:
-    """Write the features of one shard, [stores, b, …, k], where they are missing."""
-    index = rows.start // len(stores[0].shards[0])
+def write_shard(stores: Sequence[FeatureStore], rows: Sequence[int], features: Tensor) -> None:
+    """Write one shard, [stores, b, …], where it is missing."""
+    index = rows[0] // len(stores[0].shards[0])
     for store, its_features in zip(stores, features, strict=True):
         with store.lock(index).acquire(blocking=True):
             if not store.has(index):
                 store.write(index, its_features)
 
 
-def _begin(stores: Sequence[FeatureStore], advance: Callable[[int], None], share: Share | None = None) -> list[int]:
-    """Return the shards that any of the stores lacks; call `advance` with the number of rows that all of them have."""
-    _check_space(stores)
-    rows_of = stores[0].shards
-    wanted = range(len(rows_of)) if share is None else share.of(len(rows_of))
-    missing = [index for index in wanted if not all(store.has(index) for store in stores)]
-    advance(sum(len(rows_of[index]) for index in wanted) - sum(len(rows_of[index]) for index in missing))
-    return missing
-
-
-def _check_space(stores: Sequence[FeatureStore]) -> None:
-    """Refuse to begin if the stores will not fit on the disk."""
-    needed, free = 0, shutil.disk_usage(stores[0].folder).free
-    for store in stores:
-        written = sum(path.stat().st_size for path in store.folder.glob("shard-*.safetensors"))
-        needed += store.manifest.bytes - written
-        if needed > free:
-            raise DtrakError(f"{store.folder} needs {needed / 1e6:,.0f} MB more, but its disk has {free / 1e6:,.0f} MB")
-
-
-def _name(index: int) -> str:
-    return f"shard-{index:05d}.safetensors"
-
-
 def _checksum(features: Tensor) -> str:
     return hashlib.blake2b(features.contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}…"

@@ -4,7 +4,7 @@ Gradients that several methods need are computed once and kept in one store.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -259,10 +259,12 @@ def _trajectories(task: Task) -> "Trajectories":
     return task.once("trajectories", make)
 
 
-def with_stores(task: Task, source: Gradients, folder: Path) -> Task:
-    """Return the task with the features of training images that a folder has; the images themselves are not needed."""
-    suffix = "-copies" if source.apart else ""
-    stores = {one: FeatureStore.open(folder / f"train-{one}{suffix}") for one in task.needed[source.kind].train}
+def with_stores(task: Task, source: Gradients, folder: Path, names: Collection[str] = ()) -> Task:
+    """Return the task with the features of training images that a folder has; the images themselves are not needed.
+
+    `names` are those of the stores; without them, there must be only one store for each objective.
+    """
+    stores = {one: _only_store(folder, f"train-{one}", source.apart, names) for one in task.needed[source.kind].train}
     for store in stores.values():
         if missing := len(store.missing()):
             raise UsageError(
@@ -270,6 +272,19 @@ def with_stores(task: Task, source: Gradients, folder: Path) -> Task:
                 "or damaged; run the command that makes these features again"
             )
     return replace(task, _of_training={"inputs": None, ("train", source.kind, 0): stores})
+
+
+def _only_store(folder: Path, name: str, apart: bool, names: Collection[str]) -> FeatureStore:
+    """Return the store of this name in a folder; refuse a folder with none or several."""
+    folders = [path.parent for path in folder.glob("*/part.json") if not names or path.parent.name in names]
+    stores = [FeatureStore.open(one) for one in folders if one.name.rpartition("-")[0] == name]
+    found = [store for store in stores if (len(store.shape) > 1) == apart]
+    if not found:
+        raise UsageError(f"no features at {folder / name}: run the command that makes them")
+    if len(found) > 1:
+        several = ", ".join(store.folder.name for store in found)
+        raise UsageError(f"{folder} has features of several questions: move all but one of {several} away")
+    return found[0]
 
 
 @dataclass(frozen=True)
@@ -285,7 +300,7 @@ class NoQueries:
 def without_queries(task: Task, source: Gradients) -> Task:
     """Return the task with zeros as the features of one query, so that no model is needed."""
     stores = train_stores(task, source.kind, 0)
-    nothing = {one: NoQueries(store.manifest.shape) for one, store in stores.items()}
+    nothing = {one: NoQueries(store.shape) for one, store in stores.items()}
     return replace(task, _made={("queries", source.kind, 0, source.along_trajectory): nothing})
 
 

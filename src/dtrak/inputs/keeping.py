@@ -46,6 +46,6 @@ def _of_copies(
     opened: Callable[[Mapping[str, NDArray[Any]]], Fitted],
 ) -> KeptFit[Fitted]:
     length = "unit" if features.unit else "own"
-    name = "-".join([kind, length, *(store.manifest.objective for store in stores)])
+    name = "-".join([kind, length, *(str(store.part["objective"]) for store in stores)])
     depends_on = (length, *(store.digest for store in stores))
     return KeptFit(stores[0].folder.parent / FOLDER / name, depends_on, fit, opened)

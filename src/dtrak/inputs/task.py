@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dtrak.engines import Engine
-from dtrak.features.shares import Share
 from dtrak.features.store import Cost
 from dtrak.images.images import Images
 from dtrak.inputs.needs import GradientKind, NeededGradients
@@ -38,7 +37,7 @@ class Task:
     folder: Path  # where features are kept
     needed: Mapping[GradientKind, NeededGradients]  # what all methods of the task need
     engine: Engine | None = None  # runs the computation of gradients; None means this process
-    share: Share | None = None  # the share of the training images' features to compute; None means all
+    share: tuple[int, int] | None = None  # the share (i, n) of the training images' features to compute; None means all
     dampings: Sequence[Damping] = ()  # the only ones that scores are asked for; empty if any may be asked for
     queries_folder: Path | None = None  # where features of the queries are kept; None means `folder`
     _made: dict[Any, Any] = field(default_factory=dict)
