@@ -210,7 +210,7 @@ def queries(real: Path, dim: int) -> NDArray[np.float32]:
 def task(folder: Path, rows: int) -> Task:
     """Return the task of attribution with these features. Its model and its images are only names."""
     method, settings = get_method("d-trak"), Settings(damping="auto")
-    images = Images("synthetic", np.arange(rows), {}, (1, 8, 8), np.empty(0, dtype=np.object_), None, None)
+    images = Images("synthetic", np.arange(rows), {}, (1, 8, 8), np.empty(0, dtype=np.object_))
     model = cast(Any, SimpleNamespace(fingerprint="synthetic"))
     asked = Task(model, images, images, settings, folder, needed_by([method], None, AUTO))
     assert isinstance(method.source, Gradients)

@@ -12,7 +12,7 @@ from pathlib import Path
 from dtrak import explorer, report
 from dtrak.explorer.catalog import Catalog, labels
 from dtrak.explorer.responses import credit_of, described
-from dtrak.figures.thumbnails import thumbnail
+from dtrak.figures.html_pictures import thumbnail
 from dtrak.report.trust import trust_of, trust_words
 from dtrak.runs.run import Run
 
@@ -62,7 +62,7 @@ def static_explorer(run: Run) -> dict[str, str | bytes]:
     for where, catalog in (("train", train), ("generated", pictures)):
         for one in catalog.entries:
             for size in ("small", "large"):
-                files[f"images/{size}/{where}/{one.number}"] = thumbnail(one.images, one.position, SIDE)[0]
+                files[f"images/{size}/{where}/{one.number}"] = thumbnail(one.images.pixels([one.position])[0], SIDE)[0]
     return files
 
 

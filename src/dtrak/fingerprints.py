@@ -6,6 +6,7 @@ without a trace (`.data`), and 5 gigabytes are hashed in a second.
 """
 
 import json
+import pickle
 import sys
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -36,8 +37,9 @@ def hash_of(facts: Any) -> str:
 
 def of_array(values: NDArray[Any]) -> str:
     """Hash an array's type, shape and values; of texts, how many characters the type has room for does not count."""
-    if values.dtype.kind in "OU":
-        return hash_of(values.tolist())
+    if values.dtype.kind in "OU":  # a cell may hold a date or an array
+        texts = json.dumps(values.tolist(), default=lambda value: xxh3_128(pickle.dumps(value)).hexdigest())
+        return xxh3_128(texts.encode()).hexdigest()
     digest = xxh3_128(f"{values.dtype.str} {values.shape}".encode())
     digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

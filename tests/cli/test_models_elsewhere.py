@@ -12,7 +12,10 @@ from PIL import Image
 
 from commands import dtrak
 from dtrak.attribution.scores import load_scores
+from dtrak.images.images import load_images
 from dtrak.runs.recipes import Recipe
+from dtrak.runs.run import Run
+from pictures_on_disk import save_image
 from tiny_pipelines import save_tiny
 from tiny_stable_diffusion import save_paintings
 
@@ -67,6 +70,17 @@ def test_a_run_of_a_model(unet: Path, tmp_path: Path) -> None:
         assert refused.code == 2
         assert "trained elsewhere, and does not say how: complete the recipe that `dtrak" in refused.error
     assert dtrak(*words, cwd=tmp_path).error.startswith("give a run")
+
+
+def test_a_run_of_grey_images_for_a_model_of_colours(unet: Path, tmp_path: Path) -> None:
+    for number, pixels in enumerate(load_images("digits:train").pixels(range(5))):
+        save_image(tmp_path / "grey" / f"{number}.png", pixels[..., 0])
+    outcome = dtrak(
+        "attribute", "--model", "unet", "--train", "grey", "--queries", "grey", *SCORING, "--run", "mine", cwd=tmp_path
+    )
+    assert outcome.code == 0, outcome.err
+    assert load_scores(tmp_path / "mine" / "scores.npz")["step-trak"].values.shape == (5, 5)
+    assert Run.open(tmp_path / "mine").train_images.shape == (3, 8, 8)
 
 
 def test_a_recipe_from_a_model(unet: Path, tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Journey-TRAK against DDIM and its gradients written out from ᾱ, one picture and step at a time; and which pictures
-it cannot follow."""
+"""Sampling trajectories against DDIM written out from ᾱ, and which pictures journey-trak cannot follow."""
 
 import re
 from pathlib import Path
@@ -12,12 +11,11 @@ from torch import Tensor
 
 import dtrak
 import tiny
-from definitions import Array, assert_close, exact_features, exact_gradient, features_of_seed, schedule, small_kernel
 from dtrak.errors import UsageError
 from dtrak.features.trajectories import Trajectories
 from dtrak.models.sampling import BATCH, sample, to_pixels
-from dtrak.noise import gaussian
-from tiny_benchmark import TRAIN, write_benchmark
+from reference import slow_gradients
+from tiny_benchmark import TRAIN
 
 STEPS, SEEDS = 5, (7, 3, 11)
 PASSED = (800, 600, 400, 200, 0)
@@ -29,24 +27,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@torch.no_grad()
-def ddim(model: dtrak.DiffusionModel, seed: int, steps: int = STEPS) -> dict[int, Tensor]:
-    """x̂_0 at each t on the way from x_T, which is the seed's noise. The last one is the picture.
-
-    x̂_0 = (x_t − √(1−ᾱ_t) ε_θ) / √ᾱ_t, clipped to [−1, 1];  x_s = √ᾱ_s x̂_0 + √(1−ᾱ_s) ε_θ at the next timestep s.
-    """
-    model.network.eval()
-    alphas, stride = schedule(), 1000 // steps
-    x, estimates = gaussian(model.shape, seed, "x_T"), {}
-    for t in range((steps - 1) * stride, -1, -stride):
-        signal, sigma = alphas[t] ** 0.5, (1 - alphas[t]) ** 0.5
-        answer = model.network(x[None], torch.tensor([t])).sample[0]
-        is_noise = model.scheduler.config.prediction_type == "epsilon"
-        noise = answer if is_noise else signal * answer + sigma * x
-        estimates[t] = ((x - sigma * noise) / signal).clamp(-1, 1)
-        ahead = alphas[t - stride] if t else 1.0
-        x = ahead**0.5 * estimates[t] + (1 - ahead) ** 0.5 * noise
-    return estimates
+def ddim(model: dtrak.DiffusionModel, folder: Path, seed: int) -> dict[int, Tensor]:
+    """x̂_0 at each t, by the definition."""
+    if not (folder / "model").exists():
+        model.network.save_pretrained(folder / "model" / "unet")
+        model.scheduler.save_pretrained(folder / "model" / "scheduler")
+    return {t: found.float() for t, found in slow_gradients.ddim(folder / "model", seed, STEPS, 0).items()}
 
 
 def drawn(model: dtrak.DiffusionModel, folder: Path, seeds: tuple[int, ...] = SEEDS, **columns: Any) -> dtrak.Images:
@@ -56,18 +42,11 @@ def drawn(model: dtrak.DiffusionModel, folder: Path, seeds: tuple[int, ...] = SE
     return dtrak.load_images(str(folder / "drawn.npz"))
 
 
-def journey_features(model: dtrak.DiffusionModel, drawn_by: dtrak.DiffusionModel) -> Array:
-    """∇_θ (1/T′) Σ_t L_Simple(x̂_0(x_t), t) of each seed, [3, d]."""
-    return np.stack(
-        [exact_gradient(model, [(clean, t, 0) for t, clean in ddim(drawn_by, seed).items()]) for seed in SEEDS]
-    )
-
-
 def test_the_loop_passes_through_the_timesteps_and_ends_at_the_picture(tmp_path: Path) -> None:
     model = tiny.unet()
     pictures = drawn(model, tmp_path).tensor(range(3))
     for seed, picture in zip(SEEDS, pictures, strict=True):
-        estimates = ddim(model, seed)
+        estimates = ddim(model, tmp_path, seed)
         assert tuple(estimates) == PASSED
         assert (127.5 * (estimates[0] - picture)).abs().max() < 0.51  # of rounding
 
@@ -80,22 +59,8 @@ def test_estimates_are_those_of_ddim(tmp_path: Path, prediction_type: str) -> No
     found = trajectories.tensor([2, 0])
     assert found.shape == (2, STEPS, 1, 8, 8)
     for row, seed in zip(found, (SEEDS[2], SEEDS[0]), strict=True):
-        torch.testing.assert_close(row, torch.stack([*ddim(model, seed).values()]), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(row, torch.stack([*ddim(model, tmp_path, seed).values()]), rtol=1e-3, atol=1e-4)
     assert (found.abs() == 1).any(), "nothing was clipped"
-
-
-@pytest.mark.parametrize("prediction_type", ["epsilon", "v_prediction"])
-def test_journey_trak_averages_over_the_steps_of_the_trajectory(tmp_path: Path, prediction_type: str) -> None:
-    model = tiny.unet(prediction_type)
-    found = dtrak.attribute(model, TRAIN, drawn(model, tmp_path), method="journey-trak", **SETTINGS)
-    assert_close(found.values, small_kernel(exact_features(model, TRAIN), journey_features(model, model)))
-
-
-def test_at_one_step_it_averages_over_ten_noises(tmp_path: Path) -> None:
-    model = tiny.unet()
-    found = dtrak.attribute(model, TRAIN, drawn(model, tmp_path), method="journey-trak", step=400, **SETTINGS)
-    queries = [exact_gradient(model, [(ddim(model, seed)[400], 400, draw) for draw in range(10)]) for seed in SEEDS]
-    assert_close(found.values, small_kernel(features_of_seed(0)[0], np.stack(queries)))
 
 
 def test_the_whole_journey_is_the_mean_of_its_steps(tmp_path: Path) -> None:
@@ -106,23 +71,11 @@ def test_the_whole_journey_is_the_mean_of_its_steps(tmp_path: Path) -> None:
     asked: dict[str, Any] = SETTINGS | {"method": "journey-trak"} | changes
     whole = dtrak.attribute(model, TRAIN, pictures, **asked)
     steps = [dtrak.attribute(model, TRAIN, pictures, step=t, **asked).values for t in PASSED]
-    assert_close(whole.values, np.mean(steps, axis=0, dtype=np.float64))
+    np.testing.assert_allclose(
+        whole.values, np.mean(steps, axis=0, dtype=np.float64), rtol=1e-3, atol=1e-4 * abs(whole.values).max()
+    )
     assert len([*(tmp_path / "cache").glob("train-*")]) == 1
     assert len([*(tmp_path / "cache").glob("journeys-*")]) == 1 + STEPS
-
-
-def test_the_ensemble_takes_each_models_gradients_along_the_one_trajectory(tmp_path: Path) -> None:
-    """The picture was drawn by the model that is asked about; retrained ones say what made it."""
-    model, retrained = tiny.unet(), [tiny.unet(seed=seed) for seed in (2, 4)]
-    folder = write_benchmark(tmp_path / "bench", {f"subset-00{s}-seed-0": member for s, member in enumerate(retrained)})
-    found = dtrak.attribute(
-        model, TRAIN, drawn(model, tmp_path), method="journey-trak-ensemble", retrained=folder, **SETTINGS
-    )
-    each = [
-        small_kernel(features_of_seed(seed)[0], journey_features(member, model))
-        for seed, member in zip((2, 4), retrained, strict=True)
-    ]
-    assert_close(found.values, np.mean(each, axis=0))
 
 
 def test_a_picture_among_the_training_images_is_its_own_top_proponent(tmp_path: Path) -> None:
@@ -150,7 +103,7 @@ def test_pictures_of_a_later_batch_keep_their_rows(tmp_path: Path) -> None:
     model, seeds = tiny.unet(), tuple(range(100, 102 + BATCH))
     trajectories = Trajectories(model, drawn(model, tmp_path, seeds), STEPS)
     for row in (0, BATCH - 1, BATCH, BATCH + 1):
-        expected = torch.stack([*ddim(model, seeds[row]).values()])
+        expected = torch.stack([*ddim(model, tmp_path, seeds[row]).values()])
         torch.testing.assert_close(trajectories.tensor([row])[0], expected, rtol=1e-3, atol=1e-4)
 
 
@@ -206,7 +159,7 @@ def test_the_nearest_step_of_the_trajectory_is_taken_and_named(
     assert trajectories.timesteps == (nearest,)
     said = f"step {step}: 5 steps of DDIM pass through 800, 600, … 0; {nearest} is taken, which is the nearest"
     assert said in " ".join(capsys.readouterr().err.split())
-    expected = ddim(model, SEEDS[0])[nearest]
+    expected = ddim(model, tmp_path, SEEDS[0])[nearest]
     torch.testing.assert_close(trajectories.tensor([0])[0, 0], expected, rtol=1e-3, atol=1e-4)
 
 

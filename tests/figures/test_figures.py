@@ -24,7 +24,7 @@ from dtrak.figures import (
     self_influence,
     side_by_side,
 )
-from dtrak.figures.pictures import IN_A_ROW
+from dtrak.figures.picture_sheets import IN_A_ROW
 from dtrak.figures.style import DPI, WIDTH
 from dtrak.report.comparisons import MethodLDS
 from dtrak.report.curves import Curve, Sample

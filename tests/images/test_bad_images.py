@@ -4,17 +4,21 @@ import io
 import json
 import os
 import socket
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from commands import dtrak
 from dtrak import ready_run
 from dtrak.errors import DtrakError
+from dtrak.images.image_files import INTERLACED, WHOLE
 from dtrak.images.images import load_images, read_ids
 from pictures_on_disk import everything, noise, refused, save_image, save_npz
 
@@ -274,6 +278,46 @@ def test_truncated_pictures_are_never_read(extension: str, tmp_path: Path) -> No
         path.write_bytes(whole[: int(share * len(whole))])
         with pytest.raises(DtrakError, match=f"a.{extension}"):
             load_images(str(tmp_path)).pixels([0])
+
+
+def png_file(shape: tuple[int, int], depth: int, colour: int, interlaced: int, data: bytes, pieces: int = 1) -> bytes:
+    """A PNG of width and height with these data of its pixels, whose chunks are whole and have their checksums."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    begin = chunk(b"IHDR", struct.pack(">IIBBBBB", *shape, depth, colour, 0, 0, interlaced))
+    palette = chunk(b"PLTE", bytes(range(48))) if colour == 3 else b""
+    size = -(-len(data) // pieces)
+    parts = [chunk(b"IDAT", data[start : start + size]) for start in range(0, len(data), size)]
+    return b"\x89PNG\r\n\x1a\n" + begin + palette + b"".join(parts) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("side", [3, 40, 100])
+@pytest.mark.parametrize(("depth", "colour", "channels"), [(8, 0, 1), (8, 2, 3), (4, 3, 1), (8, 6, 4), (16, 0, 1)])
+@pytest.mark.parametrize("is_interlaced", [False, True])
+def test_a_png_whose_data_end_early_is_never_read(
+    side: int, depth: int, colour: int, channels: int, is_interlaced: bool, tmp_path: Path
+) -> None:
+    """Pillow reads what is missing as black, if the data are a whole stream of zlib."""
+    passes = INTERLACED if is_interlaced else WHOLE
+    data = b""
+    for left, top, across, down in passes:
+        columns, rows = len(range(left, side, across)), len(range(top, side, down))
+        if columns:
+            line = noise(rows, 1 + -(-columns * depth * channels // 8)) & 0x77  # indices of the palette are below 16
+            line[:, 0] = 0  # no filter
+            data += line.tobytes()
+    path = tmp_path / "a.png"
+
+    def read(content: bytes) -> NDArray[np.uint8]:
+        path.write_bytes(png_file((side, side), depth, colour, int(is_interlaced), zlib.compress(content), pieces=3))
+        return load_images(path).pixels([0])
+
+    assert read(data).any()
+    assert not read(bytes(len(data))).any() or colour == 3, "a black picture is whole"
+    for length in sorted({0, 1, len(data) // 2, len(data) - side, len(data) - 1}):
+        refused(lambda length=length: read(data[:length]), f"cannot read {path}", kind=DtrakError)  # type: ignore[misc]
 
 
 # arrays

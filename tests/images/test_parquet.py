@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from dtrak.errors import DtrakError
-from dtrak.images.images import load_images
+from dtrak.images.images import Images, load_images
 from dtrak.images.sources import full_source
 from memory import megabytes
-from pictures_on_disk import everything, noise, refused
+from pictures_on_disk import everything, noise, refused, save_image
 
 FEATURES = datasets.Features(
     {"label": datasets.ClassLabel(names=["cat", "horse"]), "image": datasets.Image(), "title": datasets.Value("string")}
@@ -119,8 +119,41 @@ def test_one_wrong_byte_is_found(folder: Path) -> None:
     content = bytearray(path.read_bytes())
     content[content.index(noise(15, 6, 5, 3)[12][-1, :, ::-1].tobytes())] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DtrakError, match=r"row 12 has changed since its features were begun"):
-        load_images(f"parquet:{folder}").loaded(before)
+    assert (load_images(f"parquet:{folder}").digests == before).tolist() == [row != 12 for row in range(15)]
+    with pytest.raises(DtrakError, match=r"row 12 has changed since it was first read"):
+        images.pixels([12])
+
+
+def test_a_folder_of_parquet_files_is_their_images(folder: Path) -> None:
+    expected = load_images(f"parquet:{folder}")
+    for place in (folder, folder.as_uri()):
+        images = load_images(str(place))
+        assert (images.source, images.facts) == (str(place), expected.facts)
+    save_image(folder / "one.png", noise(4, 4))
+    assert load_images(folder).ids.tolist() == ["one.png"]
+
+
+def test_a_struct_with_paths_is_images_with_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tables of images are written without Hugging Face's own description of their columns."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    pixels, path = noise(3, 6, 5, 3), tmp_path / "set" / "train.parquet"
+    for name, one in zip("cab", pixels, strict=True):
+        save_image(tmp_path / f"{name}.png", one)
+
+    def write(paths: list[str | None]) -> Images:
+        contents = [(tmp_path / f"{name}.png").read_bytes() for name in "cab"]
+        cells = [{"bytes": one, "path": path} for one, path in zip(contents, paths, strict=True)]
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"image": pa.array(cells, CELL), "year": [1, 2, 3]}), path, row_group_size=2)
+        return load_images(path.parent)
+
+    images = write(["x/c.png", "x/a.png", "b.png"])
+    assert images.ids.tolist() == ["x/c.png", "x/a.png", "b.png"]
+    assert {name: column.tolist() for name, column in images.columns.items()} == {"year": [1, 2, 3]}
+    np.testing.assert_array_equal(everything(images), pixels)
+    hub = load_images(f"hf:{path.parent}:train")
+    np.testing.assert_array_equal(everything(hub), pixels)
+    assert write(["c.png", "c.png", "b.png"]).ids.tolist() == write(["c.png", None, "b.png"]).ids.tolist() == [0, 1, 2]
 
 
 def test_a_name_is_valid_in_any_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

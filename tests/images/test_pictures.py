@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dtrak.images.image_files import png
 from dtrak.images.images import load_images
-from dtrak.images.pictures import png
 from pictures_on_disk import everything, noise, refused, save_image, save_npz
 
 # Transformations

@@ -98,7 +98,7 @@ def write_files(folder: Path) -> None:
         pixels = random.integers(0, 256, (count, 8, 8, 1), dtype=np.uint8)
         np.savez(folder / "plain" / f"{name}.npz", images=pixels, labels=np.arange(count) % 3)
     masks = random.random((16, 12)) < 0.5
-    losses = 3 - masks[:, None] @ random.normal(size=(12, 3)) + random.normal(size=(16, 2, 3))
+    losses = 3 - masks[:, None] @ random.normal(size=(12, 3)) + random.normal(size=(16, 2, 3)) * [0.3, 1, 3]
     np.save(folder / "plain" / "masks.npy", masks)
     np.save(folder / "plain" / "generated_losses.npy", losses.astype(np.float32))
 

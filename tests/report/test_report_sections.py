@@ -20,8 +20,8 @@ from dtrak.evaluation.counterfactual import Counterfactual, Effect, write_result
 from dtrak.evaluation.lds import LDS
 from dtrak.evaluation.run_evaluation import save_comparison
 from dtrak.features.store import Cost
-from dtrak.figures import thumbnails
-from dtrak.figures.thumbnails import ShownPicture, embedded
+from dtrak.figures import html_pictures
+from dtrak.figures.html_pictures import ShownPicture, embedded
 from dtrak.files import write_text
 from dtrak.images.images import load_images
 from dtrak.report import write_report
@@ -376,7 +376,7 @@ def test_pictures_beyond_the_budget_become_smaller(monkeypatch: pytest.MonkeyPat
     pictures = {f"t{n}": ShownPicture(lambda n=n: pixels[n], 128) for n in range(8)}  # type: ignore[misc]
     whole = embedded(pictures)
     budget = sum(map(len, whole.values())) // 3
-    monkeypatch.setattr(thumbnails, "BUDGET", budget)
+    monkeypatch.setattr(html_pictures, "BUDGET", budget)
     smaller = embedded(pictures)
     assert smaller.keys() == whole.keys()
     assert budget / 4 < sum(map(len, smaller.values())) <= budget

@@ -32,7 +32,7 @@ def text(scores: "Scores") -> str:
 
 def html(scores: "Scores") -> str:
     """Show the first queries beside their strongest proponents, and the credit of groups as bars."""
-    from dtrak.figures.html import bars, part, row
+    from dtrak.figures.html_pictures import bars, part, row
 
     shown = scores.only(SHOWN_QUERIES)
     parts = []
@@ -99,7 +99,7 @@ def images(scores: "Scores", train: "Images | None") -> "Images":
 
 
 def _picture(of: "Images | None", position: int, lines: list[str]) -> str:
-    from dtrak.figures.html import picture
+    from dtrak.figures.html_pictures import picture
 
     pixels = np.full((8, 8, 1), 200, np.uint8) if of is None else of.pixels([position])[0]
     return picture(pixels, lines)

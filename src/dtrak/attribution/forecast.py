@@ -15,8 +15,8 @@ import numpy as np
 from dtrak.attribution.indexing import NUMBERS
 from dtrak.features.settings import FeatureSettings
 from dtrak.features.store import DTYPES
+from dtrak.images.image_files import Picture
 from dtrak.images.images import Images
-from dtrak.images.pictures import Picture
 from dtrak.kernels.copies import KEPT_BYTES
 from dtrak.tables import Cell, Entry, Table
 
@@ -117,7 +117,7 @@ def _random_pictures(model: "DiffusionModel") -> Images:
     pictures = [Picture(f"random picture {number}", one) for number, one in enumerate(pixels)]
     columns = {"caption": np.array(["a picture"] * MEASURED), "label": np.array(["picture"] * MEASURED)}
     drawn = np.fromiter(pictures, dtype=np.object_)
-    return Images("random pictures", np.arange(MEASURED), columns, model.image_shape, drawn, None, None)
+    return Images("random pictures", np.arange(MEASURED), columns, model.image_shape, drawn)
 
 
 def _size(count: float) -> str:

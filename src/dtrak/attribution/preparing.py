@@ -9,7 +9,7 @@ from dtrak.devices import devices
 from dtrak.engines import Engine
 from dtrak.errors import UsageError, check_known
 from dtrak.gradients.objectives import get_objective
-from dtrak.images.images import Images, load_images
+from dtrak.images.images import Images, ImageSource
 from dtrak.images.objects import images_from
 from dtrak.inputs.gradients import Gradients
 from dtrak.inputs.settings import Settings
@@ -77,34 +77,11 @@ def opened(model: Model, device: str | None) -> tuple["DiffusionModel", str | No
 
 
 def fitting_data(data: Data, model: "DiffusionModel", name: str) -> tuple[Images, int | None]:
-    """Do the same as `fitting_images` for a source, and take objects as they are; errors call them `name`."""
-    return fitting_images(str(data), model) if isinstance(data, str | Path) else (images_from(data, name=name), None)
-
-
-def fitting_images(source: str, model: "DiffusionModel", size: int | None = None) -> tuple[Images, int | None]:
-    """Load images in a shape that a model takes, and return them with their size if they were resized.
-
-    Without a `size`, images of another shape are cut to the central square and resized to the model's.
-    """
-    channels, height, width = model.image_shape
-    try:
-        plain = load_images(source, size=size)
-    except UsageError:  # they may differ in size
-        if size is not None or height != width:
-            raise
-        plain = None
-    if size is not None or height != width or (plain is not None and _fits(plain, model)):
-        assert plain is not None
-        return plain, size
-    resized = load_images(
-        source, size=height, channels=channels if plain is None or plain.shape[0] != channels else None
-    )
-    say(f"{source}: images are resized to {width}×{height} pixels, for which {model.source} was made")
-    return resized, height
-
-
-def _fits(images: Images, model: "DiffusionModel") -> bool:
-    return model.fitted_to(images.shape).image_shape == images.shape
+    """Open a source in a shape that the model takes, with its size if it is resized; objects are taken as they are."""
+    if not isinstance(data, str | Path):
+        return images_from(data, name=name), None
+    fitted = ImageSource(str(data)).fitting(model)
+    return fitted.open(), fitted.size
 
 
 def pattern_of(parameters: Mapping[str, object]) -> str:

@@ -37,19 +37,20 @@ def attribute_model(given: Given, out: Path | None, run: Path | None, scoring: S
 
     from dtrak.attribution.asked import remember
     from dtrak.attribution.attributing import attribute_with
-    from dtrak.attribution.preparing import fitting_images
     from dtrak.attribution.scores import save_scores
+    from dtrak.images.images import ImageSource
     from dtrak.models import load_model
 
     model = load_model(given.model, given.lora, given.prompt, given.precision)
-    train, size = fitting_images(given.train, model, given.size)
+    source = ImageSource(given.train, size=given.size).fitting(model)
+    train = source.open()
     chosen, engine = options.chosen_device(device), scoring.engine
     if run is not None:
         from dtrak.runs.attributing import attribute_run
         from dtrak.runs.elsewhere import run_elsewhere
 
         typed = (given.model, given.lora, given.prompt, given.precision)
-        made = run_elsewhere(run, model, typed, given.train, size)
+        made = run_elsewhere(run, model, typed, source)
         fitted = model.fitted_to(train.shape)
         asked = (made, fitted, given.queries, methods, settings)
         scores = attribute_run(*asked, top=scoring.top, cache=scoring.cache, device=chosen, engine=engine)
@@ -58,13 +59,14 @@ def attribute_model(given: Given, out: Path | None, run: Path | None, scoring: S
             return
     else:
         assert out is not None
-        queries, _ = fitting_images(given.queries, model.fitted_to(train.shape), given.size)
+        fitted = model.fitted_to(train.shape)
+        queries = ImageSource(given.queries, size=given.size).fitting(fitted).open()
         with kept_until_done(scoring.cache, out) as cache:
             asked_of = (model, train, queries, methods, settings)
             scores = attribute_with(*asked_of, top=scoring.top, cache=cache, device=chosen, engine=engine)
             save_scores(out, scores)
             if scoring.cache is not None:
-                remember(cache, (given.model, given.lora, given.prompt), given.train, size, methods, settings)
+                remember(cache, (given.model, given.lora, given.prompt), given.train, source.size, methods, settings)
             tell("The scores", out)
             return
     save_scores(out, scores)

@@ -66,14 +66,16 @@ def _of_model(
     device: str,
 ) -> Path:
     from dtrak.attribution.asked import remember
-    from dtrak.attribution.preparing import fitting_images, prepare
+    from dtrak.attribution.preparing import prepare
+    from dtrak.images.images import ImageSource
     from dtrak.inputs.gradients import fill_share
     from dtrak.models import load_model
 
     settings = scoring.settings()
     methods, opened = scoring.method_names(settings), load_model(*model).to(device)
-    images, size = fitting_images(train, opened, size)
+    source = ImageSource(train, size=size).fitting(opened)
+    images = source.open()
     task, _ = prepare(opened, images, images.first(1), methods, settings, cache)
     fill_share(replace(task, share=share))
-    remember(cache, model, train, size, methods, settings)
+    remember(cache, model, train, source.size, methods, settings)
     return cache

@@ -11,7 +11,7 @@ from dtrak.explorer.indexed import FOUND, IndexExploration
 from dtrak.explorer.kept_pictures import MAX_BYTES, MAX_PICTURES
 from dtrak.explorer.lists import described, neighbours
 from dtrak.explorer.pages import Pages, by_id, by_number, whole
-from dtrak.figures.thumbnails import SMALL
+from dtrak.figures.html_pictures import SMALL
 from dtrak.methods import get_method
 
 

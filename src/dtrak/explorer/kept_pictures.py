@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from dtrak.errors import DtrakError
 from dtrak.features.trajectories import SEED
 from dtrak.files import write_bytes, write_json
+from dtrak.images.image_files import Picture, png
 from dtrak.images.images import Images
-from dtrak.images.pictures import Picture, png
 from dtrak.models.prompts import PROMPT
 from dtrak.progress import say
 
@@ -122,7 +122,7 @@ def _size(path: Path) -> int:
 def _is_made_here(home: Home, path: Path) -> bool:
     """Tell whether the explorer wrote this picture: then its name is the hash of its pixels."""
     try:
-        pixels = Picture(path.name, path).pixels(home.train_images.shape[0], None, None)
+        pixels = Picture(path.name, path).pixels(home.train_images.shape[0])
         return name_of(pixels, _kept_about(path).get(PROMPT)) == path.name
     except UNREADABLE:
         return False

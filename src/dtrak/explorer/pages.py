@@ -29,7 +29,7 @@ from dtrak.explorer.catalog import Catalog, Entry
 from dtrak.explorer.guard import Guard, Limit
 from dtrak.explorer.uploads import Fit, Forms, RefusedError, decode
 from dtrak.explorer.work_queue import FullError, NotReadyError, WorkItem, WorkQueue
-from dtrak.figures.thumbnails import thumbnail
+from dtrak.figures.html_pictures import thumbnail
 
 FOLDER, THEME = Path(__file__).parent, Path(report.__file__).parent / "theme.css"
 ASSETS = {
@@ -132,7 +132,7 @@ class Pages:
         return Response(content, media_type=kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
 
     def _thumbnail(self, entry: Entry, side: int) -> tuple[bytes, str]:
-        return thumbnail(entry.images, entry.position, side)
+        return thumbnail(entry.images.pixels([entry.position])[0], side)
 
     def queries(self, request: Request) -> Response:
         """List the pictures of a set: one page of those that a search finds."""

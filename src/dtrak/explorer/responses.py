@@ -13,7 +13,7 @@ from dtrak.explorer.exploration import Exploration
 from dtrak.explorer.kept_pictures import MAX_BYTES, MAX_PICTURES
 from dtrak.explorer.lists import described, neighbours, strongest
 from dtrak.explorer.scoring import Scored
-from dtrak.figures.thumbnails import SMALL
+from dtrak.figures.html_pictures import SMALL
 from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
 from dtrak.models.prompts import prompts_of

@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from dtrak.images.pictures import transformed
+from dtrak.images.image_files import transformed
 
 MAX_BYTES = 20 << 20
 MAX_PIXELS = 40_000_000

@@ -133,24 +133,18 @@ class Part:
 
     rows: Sequence[int]
     images: ModelInputs | None  # of these rows alone; None for trajectories, which a worker has whole
-    digests: NDArray[np.void] | None  # [b], of the images' content; None if it is not read again
 
     def __str__(self) -> str:
         return f"images {self.rows[0]:,} to {self.rows[-1]:,}"
 
     def loaded(self) -> "Part":
-        """Read the images; refuse one whose content has changed."""
-        if self.images is None or self.digests is None:
-            return self
-        images = replace(self.images, images=self.images.images.loaded(self.digests))
-        return replace(self, images=images, digests=None)
+        """Read the images; refuse one that has changed."""
+        return self if self.images is None else replace(self, images=self.images.in_memory())
 
 
 def part_of(images: ModelInputs | Trajectories, rows: Sequence[int]) -> Part:
     """Return the part of some rows, for this process."""
-    if not isinstance(images, ModelInputs):
-        return Part(rows, None, None)
-    return Part(rows, images.select(rows), None if images.latents else images.images.digests[rows])
+    return Part(rows, images.select(rows) if isinstance(images, ModelInputs) else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +169,7 @@ class Parts(Sequence[Part]):
         if part.images is None:
             return part
         named = part.images.by_name() if self.by_name else None
-        if named is not None:
-            return replace(part, images=named.alone())
-        loaded = part.loaded()
-        assert loaded.images is not None
-        return replace(loaded, images=loaded.images.in_memory().alone())
+        return replace(part, images=(part.images.in_memory() if named is None else named).alone())
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Figures for papers and notebooks: each function returns a figure, which a notebook shows and `save` writes."""
 
 from dtrak.figures.charts import boxplots, credit, lds_bars, lds_curve
-from dtrak.figures.pictures import proponents_and_opponents, self_influence, side_by_side
+from dtrak.figures.picture_sheets import proponents_and_opponents, self_influence, side_by_side
 from dtrak.figures.style import PaperFigure, save_figure
 
 __all__ = [

@@ -19,9 +19,10 @@ from dtrak.figures.style import (
     STYLE,
     WIDTH,
     PaperFigure,
+    plain_value,
     simplify_frame,
+    x_tick_values,
 )
-from dtrak.figures.ticks import plain_value, x_tick_values
 
 if TYPE_CHECKING:
     from dtrak.attribution.credit import Credit
@@ -43,27 +44,16 @@ def lds_bars(
     >>> found = {"step-trak": MethodLDS(55.5, 0.9, 53.7, 57.2, None, [])}
     >>> figures.lds_bars(found, perfect=79).save("lds.pdf")
     """
-    names, found = list(methods), list(methods.values())
+    values = {name: (one.lds, one.low, one.high) for name, one in methods.items()}
+    texts = [f"{one.lds:.1f} ± {one.std:.1f}".replace("-", "−") for one in methods.values()]
     with matplotlib.rc_context(STYLE):
-        figure = PaperFigure(figsize=(WIDTH, 0.65 + ROW * len(names)), layout="constrained")
-        axes = figure.subplots()
-        means = np.array([one.lds for one in found])
-        ends = np.array([[one.lds - one.low, one.high - one.lds] for one in found]).T.clip(min=0)  # [2, methods]
-        rows = np.arange(len(names))
-        axes.barh(rows, means, 0.6, color=PALE[0], edgecolor=INK, linewidth=0.6)
-        axes.errorbar(means, rows, xerr=ends, fmt="none", ecolor=INK, elinewidth=1.0, capsize=2)
-        for row, one in enumerate(found):
-            text = f"{one.lds:.1f} ± {one.std:.1f}".replace("-", "−")
-            axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", ha="left")
+        figure, axes = _bars(values, texts, ROW, INK, ecolor=INK, elinewidth=1.0, capsize=2)
         limit, name = (ceiling, "noise ceiling") if perfect is None else (perfect, "perfect scores")
         if limit is not None:
             axes.axvline(limit, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
             axes.text(limit, 1.01, name, transform=axes.get_xaxis_transform(), ha="center", color=FAINT)
         axes.axvline(0, color=INK, linewidth=0.6)
-        axes.set_yticks(rows, names)
-        axes.set_ylim(len(names) - 0.5, -0.5)  # the first method on top
         axes.set_xlabel("LDS (%)")
-        simplify_frame(axes, "x")
     return figure
 
 
@@ -114,24 +104,38 @@ def credit(
     >>> figures.credit(scores.credit(by="label")).save("credit.pdf")
     """
     shown = list(credits[:groups])
+    values = {str(one.group): (100 * one.share, 100 * one.low, 100 * one.high) for one in shown}
+    texts = [f"{share:.1f}%" for share, _, _ in values.values()]
     with matplotlib.rc_context(STYLE):
-        figure = PaperFigure(figsize=(WIDTH, 0.65 + 0.75 * ROW * len(shown)), layout="constrained")
-        axes = figure.subplots()
-        rows, shares = np.arange(len(shown)), np.array([100 * one.share for one in shown])
-        ends = 100 * np.array([[one.share - one.low, one.high - one.share] for one in shown]).T.clip(min=0)
-        axes.barh(rows, shares, 0.6, color=PALE[0])
-        axes.errorbar(shares, rows, xerr=ends, fmt="none", ecolor=FOR, elinewidth=1.6)
+        figure, axes = _bars(values, texts, 0.75 * ROW, "none", ecolor=FOR, elinewidth=1.6)
         for row, one in enumerate(shown):
-            axes.text(1.02, row, f"{100 * one.share:.1f}%", transform=axes.get_yaxis_transform(), va="center")
             if of_training is not None and one.group in of_training:
                 at = 100 * of_training[one.group]
                 axes.plot([at, at], [row - 0.38, row + 0.38], color=INK, linewidth=1.4)
-        axes.set_yticks(rows, [str(one.group) for one in shown])
-        axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set_xlim(left=0)
         axes.set_xlabel("share of the positive scores (%)")
-        simplify_frame(axes, "x")
     return figure
+
+
+def _bars(
+    values: Mapping[str, tuple[float, float, float]],
+    texts: Sequence[str],
+    height: float,
+    edge: str,
+    **of_interval: Any,
+) -> tuple[PaperFigure, Axes]:
+    """Draw a bar for each name, the first on top, with its interval (value, low, high) and a text beside it."""
+    figure = PaperFigure(figsize=(WIDTH, 0.65 + height * len(values)), layout="constrained")
+    axes = figure.subplots()
+    rows, (lengths, low, high) = np.arange(len(values)), np.array(list(values.values())).T
+    axes.barh(rows, lengths, 0.6, color=PALE[0], edgecolor=edge, linewidth=0.6)
+    axes.errorbar(lengths, rows, xerr=np.array([lengths - low, high - lengths]).clip(min=0), fmt="none", **of_interval)
+    for row, text in enumerate(texts):
+        axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", ha="left")
+    axes.set_yticks(rows, list(values))
+    axes.set_ylim(len(values) - 0.5, -0.5)
+    simplify_frame(axes, "x")
+    return figure, axes
 
 
 def boxplots(panels: Mapping[str, Mapping[str, NDArray[np.floating[Any]]]]) -> PaperFigure:
@@ -144,38 +148,35 @@ def boxplots(panels: Mapping[str, Mapping[str, NDArray[np.floating[Any]]]]) -> P
     >>> distances = {"random": np.array([1.0, 1.2, 0.9]), "step-trak": np.array([2.0, 2.5, 1.7])}
     >>> figures.boxplots({"distance": distances}).save("boxes.pdf")
     """
-    names = list(next(iter(panels.values())))
+    names, line = list(next(iter(panels.values()))), {"color": INK, "linewidth": 0.7}
     with matplotlib.rc_context(STYLE):
         figure = PaperFigure(figsize=(WIDTH, 0.75 + 0.3 * len(names)), layout="constrained")
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (label, by_name) in zip(grid, panels.items(), strict=True):
-            _draw_boxes(axes, [np.asarray(by_name[name], dtype=np.float64) for name in names])
+            values = [np.asarray(by_name[name], dtype=np.float64) for name in names]
+            drawn = axes.boxplot(
+                values,
+                positions=range(len(values)),
+                orientation="horizontal",
+                widths=0.6,
+                patch_artist=True,
+                showfliers=False,
+                manage_ticks=False,
+                boxprops={"edgecolor": INK, "linewidth": 0.7},
+                whiskerprops=line,
+                capprops=line,
+                medianprops={"color": INK, "linewidth": 1.4},
+            )
+            for index, (box, of_box) in enumerate(zip(drawn["boxes"], values, strict=True)):
+                box.set_facecolor(PALE[index % len(PALE)])
+                # Multiples of the golden ratio spread neighbouring points, in the same way every time.
+                heights = index + 0.4 * (np.arange(len(of_box)) * 0.618034 % 1 - 0.5)
+                axes.scatter(of_box, heights, s=4, color=FAINT, alpha=0.6, linewidths=0, zorder=3)
+                median = f"{np.median(of_box):.3g}"
+                axes.text(1.02, index, median, transform=axes.get_yaxis_transform(), va="center", ha="left")
+            axes.text(1.02, 1.02, "median", transform=axes.transAxes, va="bottom", ha="left", color=FAINT, fontsize=7)
             axes.set_xlabel(label)
+            simplify_frame(axes, "x")
         grid[0].set_yticks(range(len(names)), names)
         grid[0].set_ylim(len(names) - 0.5, -0.5)  # the first name on top
     return figure
-
-
-def _draw_boxes(axes: Axes, values: list[NDArray[np.float64]]) -> None:
-    line = {"color": INK, "linewidth": 0.7}
-    drawn = axes.boxplot(
-        values,
-        positions=range(len(values)),
-        orientation="horizontal",
-        widths=0.6,
-        patch_artist=True,
-        showfliers=False,
-        manage_ticks=False,
-        boxprops={"edgecolor": INK, "linewidth": 0.7},
-        whiskerprops=line,
-        capprops=line,
-        medianprops={"color": INK, "linewidth": 1.4},
-    )
-    for index, (box, of_box) in enumerate(zip(drawn["boxes"], values, strict=True)):
-        box.set_facecolor(PALE[index % len(PALE)])
-        # Multiples of the golden ratio spread neighbouring points, in the same way every time.
-        heights = index + 0.4 * (np.arange(len(of_box)) * 0.618034 % 1 - 0.5)
-        axes.scatter(of_box, heights, s=4, color=FAINT, alpha=0.6, linewidths=0, zorder=3)
-        axes.text(1.02, index, f"{np.median(of_box):.3g}", transform=axes.get_yaxis_transform(), va="center", ha="left")
-    axes.text(1.02, 1.02, "median", transform=axes.transAxes, va="bottom", ha="left", color=FAINT, fontsize=7)
-    simplify_frame(axes, "x")

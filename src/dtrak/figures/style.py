@@ -1,15 +1,18 @@
-"""The style that all figures share: their size on the page, fonts and colours; and how to write them to a file."""
+"""The style that all figures share: size on the page, fonts, colours and ticks; and how to write them to a file."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator
 
 from dtrak.errors import UsageError
 from dtrak.files import write_bytes
+from dtrak.wording import plain
 
 FORMATS: dict[str, dict[str, Any]] = {
     ".pdf": {"CreationDate": None},
@@ -25,6 +28,8 @@ STRONG = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#33
 MARKS = ("o", "s", "D", "^", "v", "P", "X")
 INK, FAINT, RULE = "#333333", "#8a8a8a", "#e6e6e6"
 FOR, AGAINST = "#0072b2", "#d55e00"
+TICKS = 5  # on an axis, roughly
+ROUND = MaxNLocator(TICKS, steps=[1, 2, 5, 10])
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
@@ -70,12 +75,39 @@ def simplify_frame(axes: Axes, rule: str) -> None:
     axes.set_axisbelow(True)
 
 
+def nice_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers around low and high, 1, 2 or 5 times a power of ten apart; they span at least 1."""
+    return list(map(float, ROUND.tick_values(low, max(high, low + 1))))
+
+
+def x_tick_values(xs: Sequence[float], log: bool) -> Sequence[float]:
+    """Return the values themselves if they are few; else powers of ten, or round numbers, between them."""
+
+    def between(locator: Locator) -> list[float]:
+        rounding = 1e-9  # of a tick at the end of the axis
+        ticks = map(float, locator.tick_values(xs[0], xs[-1]))
+        return [tick for tick in ticks if xs[0] * (1 - rounding) <= tick <= xs[-1] * (1 + rounding)]
+
+    if len(xs) <= TICKS + 2:
+        return xs
+    powers = between(LogLocator(numticks=TICKS + 2)) if log else []
+    return powers if len(powers) > 1 else between(ROUND)
+
+
+def plain_value(value: float) -> str:
+    """Write a value as 10, 4,096, 0.3 or 10⁻⁵."""
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    return (f"{value:g}" if abs(value) >= 1e-3 else plain(value)).replace("1.00×", "")
+
+
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure as .pdf, .svg or .png, by the path's ending; the same figure always gives the same bytes.
 
-    >>> from dtrak.figures import save_figure
-    >>> from matplotlib.figure import Figure
-    >>> save_figure(Figure(), "empty.pdf")
+        >>> from dtrak.figures import save_figure
+        >>> from matplotlib.figure import Figure
+    from matplotlib.ticker import Locator, LogLocator, MaxNLocator
+        >>> save_figure(Figure(), "empty.pdf")
     """
     path = Path(path)
     ending = path.suffix.lower()

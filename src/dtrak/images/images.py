@@ -1,31 +1,111 @@
-"""An ordered set of images with stable ids and columns (label, caption, artist, …); pixels are read when needed."""
+"""Images: an ordered set with stable ids and columns (label, caption, artist, …), whose pixels are read when needed.
 
-import json
+Where images come from is an `ImageSource`: plain values that can be compared and saved. What depends on images depends
+on their facts: a hash of the pixels of all, one of their ids, and one of each column.
+"""
+
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from hashlib import blake2b
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_128
 
 from dtrak.errors import DtrakError, UsageError, check_type
-from dtrak.images.found import FoundImages
-from dtrak.images.npz import check_header, described, widened
-from dtrak.images.pictures import DIGEST, Header, Picture, common_shape, file_errors, regular
+from dtrak.fingerprints import hash_of, of_array
+from dtrak.images.image_files import Found, FoundImages, Memory, Picture, common_shape, file_errors, regular
+from dtrak.images.npz import described, read_header, widened
 from dtrak.images.selection import Selection
 from dtrak.images.sources import find_source
+from dtrak.progress import progress_bar, say
 
 if TYPE_CHECKING:
     import torch
 
 SHOWN = 10  # images in a notebook
-DIGEST_BYTES = 16  # of the content of one image
+MANY = 2000  # images that are read at a time, and with a bar if there are more
 INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")  # 007 is read as text, and so is a number too large for int64
+
+
+class TakesImages(Protocol):
+    """A model, as far as images know it."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def image_shape(self) -> tuple[int, int, int]: ...
+    def fitted_to(self, shape: tuple[int, int, int]) -> "TakesImages": ...
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Where images come from, and what of them is taken: which ones, cropped to `crop` pixels, resized to `size`."""
+
+    source: "str | Images"  # what was typed, or what Python code has, which is taken as it is
+    select: Selection | None = None
+    subset: str | None = None  # a file of ids
+    crop: int | None = None
+    size: int | None = None
+    channels: int | None = None  # 1 or 3; those of the images if None
+    memory: Memory | None = field(default=None, compare=False, repr=False)  # what was found in pictures before
+
+    def open(self) -> "Images":
+        """Return the images, which are found once; of files, only the headers are read."""
+        return self._opened
+
+    @cached_property
+    def _opened(self) -> "Images":
+        images = self.source
+        if not isinstance(images, Images):
+            for option, side in (("size", self.size), ("crop", self.crop)):
+                if side is not None and side < 1:
+                    raise UsageError(f"{option} is {side}, but must be at least 1 pixel")
+            if self.channels not in (None, 1, 3):
+                raise UsageError(f"channels is {self.channels}, but must be 1 (grey) or 3 (colour)")
+            found = find_source(images, self.select)
+            images = collected(found, images, self.crop, self.size, self.channels, self.memory)
+        if self.subset is None:
+            return images
+        return images.select(images.positions(read_ids(self.subset), self.subset))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What depends on these images depends on this."""
+        return self.open().facts
+
+    def fitting(self, model: TakesImages) -> "ImageSource":
+        """Return the source of the same images in a shape that a model takes, as far as they can have one.
+
+        Grey images get the channels of a model of colours. Without a size, images of another shape are cut to the
+        central square and resized to the model's.
+        """
+        if isinstance(self.source, Images):
+            return self
+        channels, height, width = model.image_shape
+        fitted, may_resize = self, self.size is None and height == width
+        try:
+            shape = self.open().shape
+        except UsageError:  # they may differ in size; other errors are raised again below
+            if not may_resize:
+                raise
+            fitted = replace(self, channels=channels)
+        else:
+            if shape[0] == 1 < channels:
+                shape, fitted = (channels, *shape[1:]), replace(self, channels=channels)
+            if not may_resize or model.fitted_to(shape).image_shape == shape:
+                return fitted
+            if shape[0] != channels:
+                fitted = replace(self, channels=channels)  # this refuses images by name
+        resized = replace(fitted, size=height)
+        resized.open()
+        say(f"{self.source}: images are resized to {width}×{height} pixels, for which {model.source} was made")
+        return resized
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +123,7 @@ class Images:
     columns: Mapping[str, NDArray[Any]]  # each [N]
     shape: tuple[int, int, int]  # (C, H, W)
     _pictures: NDArray[np.object_]  # [N] of Picture
-    _crop: int | None
-    _size: int | None
-    _digests: NDArray[np.void] | None = None  # [N], of the contents, if they were read when the images were found
+    _memory: Memory | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -57,7 +135,7 @@ class Images:
         return f"{text}\ncolumns: {', '.join(self.columns)}" if self.columns else text
 
     def _repr_html_(self) -> str:
-        from dtrak.figures.html import part, picture, row
+        from dtrak.figures.html_pictures import part, picture, row
 
         first = self.first(SHOWN)
         values = [first.columns[name] for name in list(self.columns)[:1]]
@@ -71,7 +149,7 @@ class Images:
         pictures: list[Picture] = self._pictures[list(indices)].tolist()
         pixels = np.empty((len(pictures), height, width, channels), dtype=np.uint8)
         for target, picture in zip(pixels, pictures, strict=True):
-            found = picture.pixels(channels, self._crop, self._size)
+            found = picture.pixels(channels)
             if found.shape != target.shape:
                 raise DtrakError(f"cannot read {picture.name}: its pixels do not have the size that its header gives")
             target[:] = found
@@ -97,13 +175,12 @@ class Images:
         """
         chosen = list(indices)
         columns = {name: column[chosen] for name, column in self.columns.items()}
-        digests = None if self._digests is None else self._digests[chosen]
-        return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen], _digests=digests)
+        return replace(self, ids=self.ids[chosen], columns=columns, _pictures=self._pictures[chosen])
 
     @property
     def transformation(self) -> tuple[int | None, int | None]:
         """The crop and the size that pixels are transformed to when they are read."""
-        return self._crop, self._size
+        return next(((one.crop, one.size) for one in self._pictures), (None, None))
 
     def first(self, count: int | None) -> "Images":
         """Return the first `count` images; all of them if there are fewer, or if `count` is None.
@@ -118,7 +195,7 @@ class Images:
         """Return the same images with their final pixels in memory, for machines that do not have their files."""
         pixels = self.pixels(range(len(self)))
         pictures = [Picture(f"{self.source}, image {id_}", array) for id_, array in zip(self.ids, pixels, strict=True)]
-        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_), _crop=None, _size=None, _digests=None)
+        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_), _memory=None)
 
     def positions(self, ids: Sequence[Any] | NDArray[Any], what: str) -> NDArray[np.int64]:
         """Return the positions [B] of `ids` in this set; an error says with `what` where the ids come from."""
@@ -139,42 +216,29 @@ class Images:
         pictures = [picture.by_name() for picture in self._pictures]
         if any(one is None for one in pictures):
             return None
-        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_), _digests=None)
-
-    def loaded(self, digests: NDArray[np.void]) -> "Images":
-        """Return the images with their content in memory; refuse one whose content does not have its digest [N]."""
-        pictures = []
-        for picture, digest in zip(self._pictures, digests, strict=True):
-            with file_errors(picture.name, DtrakError):
-                content = picture.loaded()
-            if content.digest()[:DIGEST_BYTES] != digest.tobytes():
-                raise DtrakError(f"{picture.name} has changed since its features were begun: run the command again")
-            pictures.append(content)
-        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_))
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hexadecimal digits that depend on ids, shape, transformation and content, but not on the files' paths."""
-        return self._fingerprints[0]
+        return replace(self, _pictures=np.fromiter(pictures, dtype=np.object_), _memory=None)
 
     @property
     def digests(self) -> NDArray[np.void]:
-        """Bytes [N] that depend on the content of each image as it was when it was read for the fingerprint."""
-        return self._fingerprints[1]
+        """The hash of the pixels of each image as they are now, [N]; a file that did not change is not read again."""
+        found = looked_at(self._pictures, DtrakError, True, self._memory)
+        return np.frombuffer(b"".join(one.digest for one in found if one.digest), dtype="V16")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What depends on these images depends on this: plain values, read now."""
+        return {
+            "count": len(self),
+            "shape": list(self.shape),
+            "pixels": xxh3_128(self.digests.tobytes()).hexdigest(),
+            "ids": of_array(self.ids),
+            "columns": {name: of_array(column) for name, column in self.columns.items()},
+        }
 
     @cached_property
-    def _fingerprints(self) -> tuple[str, NDArray[np.void]]:
-        settings = json.dumps([self.ids.tolist(), self.shape, self._crop, self._size])
-        of_all, digests = blake2b(settings.encode(), digest_size=8), np.empty(len(self), dtype=f"V{DIGEST_BYTES}")
-        for row, picture in enumerate(self._pictures):
-            if self._digests is not None:
-                digest = self._digests[row].tobytes()
-            else:
-                with file_errors(picture.name, DtrakError):
-                    digest = picture.digest()
-            of_all.update(digest)
-            digests[row] = digest[:DIGEST_BYTES]
-        return of_all.hexdigest(), digests
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that depend on ids, shape and pixels, as they were when this was first asked for."""
+        return hash_of([self.ids.tolist(), self.shape, self.digests.tobytes().hex()])
 
 
 def load_images(
@@ -198,35 +262,42 @@ def load_images(
     (797, (1, 8, 8), ['label'])
     """
     check_type("images", source, (str, Path), "a folder, a file or hf:name:split; dtrak.images_from takes objects")
-    source = str(source)
-    for option, side in (("size", size), ("crop", crop)):
-        if side is not None and side < 1:
-            raise UsageError(f"{option} is {side}, but must be at least 1 pixel")
-    if channels not in (None, 1, 3):
-        raise UsageError(f"channels is {channels}, but must be 1 (grey) or 3 (colour)")
-    return collected(find_source(source, select), source, size, crop, channels)
+    return ImageSource(str(source), select, crop=crop, size=size, channels=channels).open()
 
 
 def collected(
-    found: FoundImages, source: str, size: int | None = None, crop: int | None = None, channels: int | None = None
+    found: FoundImages,
+    source: str,
+    crop: int | None = None,
+    size: int | None = None,
+    channels: int | None = None,
+    memory: Memory | None = None,
 ) -> Images:
     """Return found images as a set, in their common shape."""
     if not found.pictures:
         raise UsageError(f"{source} holds no images")
-    headers, digests = _looked_at(found)
-    shape = common_shape(found.pictures, headers, size, crop, channels)
-    pictures = np.fromiter(found.pictures, dtype=np.object_)
-    return Images(source, found.ids, found.columns, shape, pictures, crop, size, digests)
+    if crop or size:
+        for picture in found.pictures:
+            picture.crop, picture.size = crop, size
+            picture.found = picture.found and picture.found._replace(digest=None)
+    shape = common_shape(found.pictures, looked_at(found.pictures, UsageError, False, memory), channels)
+    return Images(source, found.ids, found.columns, shape, np.fromiter(found.pictures, dtype=np.object_), memory)
 
 
-def _looked_at(found: FoundImages) -> tuple[list[Header], NDArray[np.void] | None]:
-    """Return the headers of all images, and their digests if all contents had to be read for that: once is enough."""
-    if found.digests is not None:
-        return [found.pictures[0].header()] * len(found.pictures), found.digests
-    looked = [picture.looked_at() for picture in found.pictures]
-    read = [digest for _, digest in looked if digest is not None]
-    digests = np.frombuffer(b"".join(read), dtype=DIGEST) if len(read) == len(looked) else None
-    return [header for header, _ in looked], digests
+def looked_at(
+    pictures: Sequence[Picture] | NDArray[np.object_], kind: type[DtrakError], whole: bool, memory: Memory | None
+) -> list[Found]:
+    """Look at all pictures; of many, at several at a time."""
+    look = partial(Picture.look, kind=kind, whole=whole, memory=memory)
+    if len(pictures) <= MANY:
+        return [look(one) for one in pictures]
+    found: list[Found] = []
+    with ThreadPoolExecutor() as pool, progress_bar("reading", len(pictures), "images") as advance:
+        advance(0)
+        for start in range(0, len(pictures), MANY):
+            found += pool.map(look, pictures[start : start + MANY])
+            advance(len(pictures[start : start + MANY]))
+    return found
 
 
 def images_by_id(
@@ -234,12 +305,12 @@ def images_by_id(
 ) -> Images:
     """Find the images [N] of a source that have these ids. None is opened before its pixels are asked for."""
     found = find_source(source)
-    place_of = {str(one): place for place, one in enumerate(found.ids.tolist())}
-    lacking = next((one for one in ids.tolist() if str(one) not in place_of), None)
+    picture_of = {str(one): picture for one, picture in zip(found.ids.tolist(), found.pictures, strict=True)}
+    lacking = next((one for one in ids.tolist() if str(one) not in picture_of), None)
     if lacking is not None:
         raise UsageError(f"{source} has no image {lacking} any more")
-    pictures = np.fromiter((found.pictures[place_of[str(one)]] for one in ids.tolist()), dtype=np.object_)
-    return Images(source, ids, {}, shape, pictures, crop, size)
+    pictures = (replace(picture_of[str(one)], crop=crop, size=size) for one in ids.tolist())
+    return Images(source, ids, {}, shape, np.fromiter(pictures, dtype=np.object_))
 
 
 def read_ids(path: str) -> NDArray[Any]:
@@ -249,7 +320,8 @@ def read_ids(path: str) -> NDArray[Any]:
         raise UsageError(f"cannot read ids from {path!r}: give an .npy or a .txt file")
     with file_errors(path, UsageError), open(regular(Path(path)), "rb") as file:
         if extension == ".npy":
-            check_header(file, os.path.getsize(path))
+            read_header(file, os.path.getsize(path))
+            file.seek(0)
             ids = np.lib.format.read_array(file, allow_pickle=False)
         else:
             lines = [line.strip() for line in file.read().decode("utf-8-sig").splitlines() if line.strip()]

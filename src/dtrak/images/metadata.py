@@ -1,10 +1,9 @@
-"""Read the columns of images from a file beside them: metadata.jsonl or metadata.csv, in the format of `datasets`."""
+"""The columns of images: from metadata.jsonl or metadata.csv beside them, as `datasets` reads it, or class folders."""
 
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NoReturn, TypeVar
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import UsageError
-from dtrak.images.pictures import file_errors
+from dtrak.images.image_files import IMAGE_EXTENSIONS, file_errors
 
 AnyPath = TypeVar("AnyPath", bound=PurePath)
 METADATA_FILES = ("metadata.csv", "metadata.jsonl")
@@ -20,13 +19,27 @@ LONGEST_TEXT = 1000  # characters; numpy gives every text of an array as much me
 LARGEST_INT64 = 2**63 - 1
 
 
-def metadata_columns(
+def images_and_columns(
+    files: Mapping[AnyPath, str], read: Callable[[AnyPath], bytes]
+) -> tuple[list[AnyPath], dict[str, NDArray[Any]]]:
+    """Return the images [N] among the files of a folder, in the order of their names in it, and their columns [N]."""
+    images = sorted((file for file in files if file.suffix.lower() in IMAGE_EXTENSIONS), key=files.__getitem__)
+    if metadata := sorted(file for file in files if file.name in METADATA_FILES):
+        return images, _columns(images, metadata, read) if images else {}
+    has_classes = images and all("/" in files[image] for image in images)
+    return images, {"label": np.array([image.parent.name for image in images])} if has_classes else {}
+
+
+def _columns(
     images: Sequence[AnyPath], metadata: Sequence[AnyPath], read: Callable[[AnyPath], bytes]
 ) -> dict[str, NDArray[Any]]:
-    """Read the columns [N] of `images` [N] from the `metadata` files; None where an image's row lacks the key."""
+    """Read the columns [N] of `images` from the `metadata` files; None where an image's row lacks the key."""
     known, row_of = set(images), dict[PurePath, dict[str, Any]]()
     for file in metadata:
-        for row in _rows(file, partial(read, file)):
+        with file_errors(str(file), UsageError):
+            lines = io.StringIO(read(file).decode("utf-8-sig"), newline="")
+            rows = table_rows(lines) if file.suffix == ".csv" else json_rows(lines)
+        for row in rows:
             name = row.pop("file_name", None)
             if name is None:
                 raise UsageError(f"{file}: a row has no file_name")
@@ -43,33 +56,30 @@ def metadata_columns(
     return {name: column_of([row_of[image].get(name) for image in images]) for name in names}
 
 
-def _rows(file: PurePath, read: Callable[[], bytes]) -> list[dict[str, Any]]:
-    with file_errors(str(file), UsageError):
-        lines = io.StringIO(read().decode("utf-8-sig"), newline="")
-        if file.suffix == ".csv":
-            return table_rows(lines)
-        return [_json_object(line, number) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _json_object(line: str, number: int) -> dict[str, Any]:
-    """Read a line of JSON; refuse what JSON readers would understand in different ways."""
+def json_rows(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Read an object from each line; refuse what JSON readers would understand in different ways."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        content = dict(pairs)
-        if len(content) < len(pairs):
+        if len(dict(pairs)) < len(pairs):
             raise ValueError("a key appears twice")
-        return content
+        return dict(pairs)
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON: write null")
 
-    try:
-        row = json.loads(line, object_pairs_hook=unique, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f'line {number} is not a JSON object, like {{"file_name": "a.png"}}')
-    return row
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                row = json.loads(line, object_pairs_hook=unique, parse_constant=refuse)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number}: {error.msg}") from error
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"line {number}: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f'line {number} is not a JSON object, like {{"file_name": "a.png"}}')
+            rows.append(row)
+    return rows
 
 
 def table_rows(lines: Iterable[str]) -> list[dict[str, Any]]:

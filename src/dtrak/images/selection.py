@@ -4,7 +4,6 @@ A `count` is drawn with scikit-learn's `train_test_split`, the same share of eve
 With their seed, 42, this gives their images in their order.
 """
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -44,45 +43,36 @@ def chosen_rows(labels: NDArray[np.generic] | None, total: int, selection: Selec
 
     `labels` [total] are the classes of the images, if they have any.
     """
+    classes, count, per_class, seed = selection.classes, selection.count, selection.per_class, selection.seed
     rows, named = np.arange(total), None if labels is None else labels.astype(str)
-    if selection.classes is not None:
-        rows = _rows_of_classes(named, selection.classes, source)
-    if selection.per_class is not None:
-        return _draw_per_class(rows, named, selection.per_class, selection.seed, source)
-    count = len(rows) if selection.count is None else selection.count
+    if classes is not None:
+        if named is None:
+            raise UsageError(f"{source} has no labels, but select.classes selects by label")
+        known = sorted(set(named.tolist()))
+        for name in classes:
+            if name not in known:
+                raise UsageError(f"select.classes: {source} has no class {name!r}, only {', '.join(known)}")
+        rows = np.flatnonzero(np.isin(named, classes))
+    if per_class is not None:
+        if named is None:
+            raise UsageError(f"{source} has no labels, but select.per_class selects some images of each label")
+        random, drawn = np.random.default_rng(seed), []
+        for name in np.unique(named[rows]):
+            members = rows[named[rows] == name]
+            if per_class > len(members):
+                raise UsageError(
+                    f"{source} has {len(members):,} images of {name}, but select.per_class is {per_class:,}"
+                )
+            drawn.append(random.permutation(members)[:per_class])
+        return random.permutation(np.concatenate(drawn))
+    if count is None or count == len(rows):
+        return rows
     if count > len(rows):
         raise UsageError(f"{source} has {len(rows):,} images to select from, but select.count is {count:,}")
-    return rows if count == len(rows) else _draw_count(rows, named, count, selection.seed, source)
-
-
-def _rows_of_classes(labels: NDArray[np.str_] | None, classes: Sequence[str], source: str) -> Rows:
-    if labels is None:
-        raise UsageError(f"{source} has no labels, but select.classes selects by label")
-    known = sorted(set(labels.tolist()))
-    for name in classes:
-        if name not in known:
-            raise UsageError(f"select.classes: {source} has no class {name!r}, only {', '.join(known)}")
-    return np.flatnonzero(np.isin(labels, classes))
-
-
-def _draw_count(rows: Rows, labels: NDArray[np.str_] | None, count: int, seed: int, source: str) -> Rows:
     from sklearn.model_selection import train_test_split  # slow to load
 
-    classes = None if labels is None else labels[rows]
     try:
-        drawn, _ = train_test_split(rows, train_size=count, random_state=seed, stratify=classes)
+        of_each = None if named is None else named[rows]
+        return np.asarray(train_test_split(rows, train_size=count, random_state=seed, stratify=of_each)[0])
     except ValueError as error:  # a class is too small to be divided
         raise UsageError(f"{source}: select.count {count:,}: no equal share of every class: {error}") from None
-    return np.asarray(drawn)
-
-
-def _draw_per_class(rows: Rows, labels: NDArray[np.str_] | None, count: int, seed: int, source: str) -> Rows:
-    if labels is None:
-        raise UsageError(f"{source} has no labels, but select.per_class selects some images of each label")
-    random, drawn = np.random.default_rng(seed), []
-    for name in np.unique(labels[rows]):
-        members = rows[labels[rows] == name]
-        if count > len(members):
-            raise UsageError(f"{source} has {len(members):,} images of {name}, but select.per_class is {count:,}")
-        drawn.append(random.permutation(members)[:count])
-    return random.permutation(np.concatenate(drawn))

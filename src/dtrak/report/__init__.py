@@ -14,8 +14,8 @@ from dtrak import wording
 from dtrak.attribution.scores import Scores, load_scores
 from dtrak.attribution.self_influence import self_influences
 from dtrak.errors import DtrakError, UsageError
-from dtrak.figures.thumbnails import SMALL, ShownPicture, embedded
-from dtrak.figures.ticks import plain_value
+from dtrak.figures.html_pictures import SMALL, ShownPicture, embedded
+from dtrak.figures.style import plain_value
 from dtrak.files import write_text
 from dtrak.images.images import Images
 from dtrak.report.comparisons import nearest, read_comparisons

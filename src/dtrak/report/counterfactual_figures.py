@@ -5,7 +5,7 @@ from pathlib import Path
 from dtrak.evaluation.counterfactual import Counterfactual
 from dtrak.features.trajectories import SEED
 from dtrak.figures.charts import boxplots
-from dtrak.figures.pictures import side_by_side
+from dtrak.figures.picture_sheets import side_by_side
 from dtrak.figures.style import save_figure
 
 

@@ -10,7 +10,7 @@ from matplotlib.cbook import boxplot_stats
 from numpy.typing import NDArray
 
 from dtrak.errors import DtrakError
-from dtrak.figures.thumbnails import ShownPicture
+from dtrak.figures.html_pictures import ShownPicture
 
 MAX_ORIGINALS = 60  # that are shown
 SIDE = 128  # larger pictures are embedded at this size

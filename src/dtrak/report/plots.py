@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from dtrak.figures.ticks import nice_ticks, plain_value, x_tick_values
+from dtrak.figures.style import nice_ticks, plain_value, x_tick_values
 from dtrak.report.curves import Curve, Sample
 
 WIDTH, HEIGHT = 480, 300

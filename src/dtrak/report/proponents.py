@@ -6,7 +6,7 @@ from typing import Any
 
 from dtrak.attribution.scores import Match, Scores
 from dtrak.attribution.self_influence import class_column
-from dtrak.figures.thumbnails import ShownPicture
+from dtrak.figures.html_pictures import ShownPicture
 from dtrak.images.images import Images
 from dtrak.wording import in_order
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrak.errors import UsageError
 from dtrak.files import alone_in, replace_folder, write_bytes, write_text
-from dtrak.images.pictures import is_whole, png
+from dtrak.images.image_files import is_whole, png
 from dtrak.models import DiffusionModel
 from dtrak.models.sampling import BATCH, sample, to_pixels
 from dtrak.progress import progress_bar

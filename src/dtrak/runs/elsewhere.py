@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from dtrak.checks import first_mistake
 from dtrak.errors import UsageError
 from dtrak.files import full_name, write_json
+from dtrak.images.images import ImageSource
 from dtrak.images.sources import full_source
 from dtrak.models.families import FAMILIES
 from dtrak.runs.recipes import Recipe, load_recipe, recipe_names
@@ -27,19 +28,15 @@ def run_elsewhere(
     folder: Path,
     model: "DiffusionModel",
     given: tuple[str, str | None, str | None, str | None],
-    train: str,
-    size: int | None,
+    train: ImageSource,
 ) -> Run:
-    """Make the run of a model, or open it again; `given` are the model, its LoRA, prompt and precision, as typed.
-
-    `size` is that of the images, if they are resized.
-    """
+    """Make the run of a model, or open it again; `given` are the model, its LoRA, prompt and precision, as typed."""
     if (folder / "recipe.yaml").exists() and not (folder / ELSEWHERE).exists():
         raise UsageError(f"{folder} is a run of a recipe: give another --run")
     content = {
         "name": folder.name or "run",
         "summary": f"{given[1] or given[0]}, trained elsewhere",
-        "data": {"train": full_source(train), "size": size},
+        "data": {"train": full_source(str(train.source)), "size": train.size, "channels": train.channels},
         "model": settings_of(model),
         "training": {"epochs": 1},
     }

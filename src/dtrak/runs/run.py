@@ -88,7 +88,7 @@ class Run:
         return "\n".join([f"Run {self.folder}: {self.recipe.summary}", *self._lines()])
 
     def _repr_html_(self) -> str:
-        from dtrak.figures.html import facts
+        from dtrak.figures.html_pictures import facts
 
         return facts(f"Run {self.folder}: {self.recipe.summary}", self.contents())
 
