@@ -13,50 +13,39 @@ For a model of your own, `dtrak.attribute(model, train, queries)` makes the scor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from dtrak.attribution.attributing import attribute
-    from dtrak.attribution.credit import Credit
-    from dtrak.attribution.index import Index
-    from dtrak.attribution.scores import Match, Scores
-    from dtrak.images.images import Images, load_images
-    from dtrak.images.objects import images_from
-    from dtrak.models import DiffusionModel, load_model
-    from dtrak.runs.ready import ready_run
-    from dtrak.runs.run import Run, open_run
+if TYPE_CHECKING:  # what `PUBLIC` says, for type checkers
+    from dtrak.attribution.attributing import attribute as attribute
+    from dtrak.attribution.credit import Credit as Credit
+    from dtrak.attribution.index import Index as Index
+    from dtrak.attribution.scores import Match as Match
+    from dtrak.attribution.scores import Scores as Scores
+    from dtrak.images.images import Images as Images
+    from dtrak.images.images import load_images as load_images
+    from dtrak.images.objects import images_from as images_from
+    from dtrak.models import DiffusionModel as DiffusionModel
+    from dtrak.models import load_model as load_model
+    from dtrak.runs.ready import ready_run as ready_run
+    from dtrak.runs.run import Run as Run
+    from dtrak.runs.run import open_run as open_run
 
-__all__ = [
-    "Credit",
-    "DiffusionModel",
-    "Images",
-    "Index",
-    "Match",
-    "Run",
-    "Scores",
-    "attribute",
-    "images_from",
-    "load_images",
-    "load_model",
-    "open_run",
-    "ready_run",
-]
-
-_MODULE_OF = {
-    "attribute": "attribution.attributing",
-    "Credit": "attribution.credit",
-    "DiffusionModel": "models",
-    "Images": "images.images",
-    "Index": "attribution.index",
-    "load_images": "images.images",
-    "images_from": "images.objects",
-    "load_model": "models",
-    "Match": "attribution.scores",
-    "open_run": "runs.run",
-    "ready_run": "runs.ready",
-    "Run": "runs.run",
-    "Scores": "attribution.scores",
+PUBLIC = {
+    "attribute": "attribution.attributing:attribute",
+    "Credit": "attribution.credit:Credit",
+    "DiffusionModel": "models:DiffusionModel",
+    "Images": "images.images:Images",
+    "Index": "attribution.index:Index",
+    "load_images": "images.images:load_images",
+    "images_from": "images.objects:images_from",
+    "load_model": "models:load_model",
+    "Match": "attribution.scores:Match",
+    "open_run": "runs.run:open_run",
+    "ready_run": "runs.ready:ready_run",
+    "Run": "runs.run:Run",
+    "Scores": "attribution.scores:Scores",
+    **{name: name for name in ("evaluation", "features", "figures", "kernels", "methods")},
+    "objectives": "gradients.objectives",
 }
-_MODULES = ("evaluation", "features", "figures", "kernels", "methods", "objectives")
-_SHORT_NAMES = {"objectives": "gradients.objectives"}  # dtrak.objectives stands for dtrak.gradients.objectives
+__all__ = [name for name, place in PUBLIC.items() if ":" in place]
 
 
 def __getattr__(name: str) -> Any:
@@ -65,16 +54,16 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("dtrak")
-    if name in _MODULE_OF:
-        return getattr(import_module(f"dtrak.{_MODULE_OF[name]}"), name)
+    module, _, attribute = PUBLIC.get(name, name).partition(":")
     try:
-        return import_module(f"dtrak.{_SHORT_NAMES.get(name, name)}")
+        found = import_module(f"dtrak.{module}")
     except ModuleNotFoundError as error:
         if error.name != f"dtrak.{name}":
             raise
         raise AttributeError(f"module 'dtrak' has no attribute {name!r}") from None
+    return getattr(found, attribute) if attribute else found
 
 
 def __dir__() -> list[str]:
     """List the public names, for completion."""
-    return sorted([*__all__, *_MODULES, "__doc__", "__version__"])
+    return sorted([*PUBLIC, "__doc__", "__version__"])
