@@ -108,6 +108,7 @@ def test_pickled_keys_are_never_unpickled(tmp_path: Path) -> None:
         ({"images": noise(2, 4, 4).astype(np.float32)}, ["'images'", "float32 [2, 4, 4]", "uint8 [N, H, W"]),
         ({"images": noise(2, 3, 4, 4)}, ["'images'", "uint8 [2, 3, 4, 4]", "C 1 or 3"]),
         ({"images": noise(4, 4)}, ["'images'", "uint8 [4, 4]"]),
+        ({"images": noise()}, ["'images'", "uint8 []"]),
         ({"images": noise(2, 4, 4, 3, 1)}, ["'images'", "uint8 [2, 4, 4, 3, 1]"]),
         ({"images": noise(0, 4, 4)}, ["no images"]),
         ({"images": noise(2, 4, 4), "labels": [1, 2, 3]}, ["'labels'", "int64 [3]", "[2]"]),

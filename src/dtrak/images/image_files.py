@@ -77,6 +77,8 @@ class Picture:
                 mode, extent, digest = image.mode, image.size[::-1] if sideways else image.size, None
                 if whole or callable(self.place):
                     digest = digest_of(transformed(image, 1 if mode in GREY_MODES else 3, self.crop, self.size))
+            if callable(self.place) and known is not None and known.digest not in (None, digest):
+                raise ValueError("it has changed since its source was opened: run the command again")
             self.found = Found(version, mode, extent, digest)
             if memory is not None and version is not None and digest is not None:
                 memory[key] = [mode, *extent, digest.hex()]

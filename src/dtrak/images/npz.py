@@ -6,6 +6,7 @@ Otherwise all of them are unpacked into memory.
 
 import math
 import os
+import struct
 import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,11 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.errors import UsageError
-from dtrak.images.image_files import Found, FoundImages, Picture, digest_of, file_errors, opened, version_of
+from dtrak.images.image_files import Found, FoundImages, Picture, digest_of, file_errors, version_of
 from dtrak.images.metadata import LARGEST_INT64
 
 IMAGES = "images.npy"  # the member of the archive that holds the array `images`
-LOCAL_HEADER = 30  # bytes before the name of a member of a zip file
 OPEN_FILES = 4  # that a process keeps open
 PROMPT_OR_SEED = ("prompt", "caption", "text", "seed")  # keys that a model's prompts or noise come from
 RESERVED = ("images", "ids", "labels", "label_names")  # keys that are not columns
@@ -29,142 +29,37 @@ RESERVED = ("images", "ids", "labels", "label_names")  # keys that are not colum
 
 @dataclass(frozen=True)
 class PixelRow:
-    """A row of the array `images` of an .npz file, which any process that sees the file can read."""
+    """Pixels that stand in a file, which any process that sees the file can read.
+
+    A file that is mapped into memory would end this process if it is cut off.
+    """
 
     path: str
-    row: int
+    start: int
+    shape: tuple[int, ...]  # (H, W, C)
 
     def __call__(self) -> NDArray[np.uint8]:
-        return _rows(self.path, version_of(Path(self.path)))[self.row]
+        file = _opened(self.path, version_of(Path(self.path)))
+        content = os.pread(file.fileno(), math.prod(self.shape), self.start)
+        if len(content) < math.prod(self.shape):
+            raise ValueError("the file ends before it")
+        return np.frombuffer(content, dtype=np.uint8).reshape(self.shape)
 
 
 @lru_cache(OPEN_FILES)
-def _rows(path: str, version: str) -> "StoredRows | NDArray[np.uint8]":
-    """Open a file, or open it again if it has another version."""
-    if (stored := stored_rows(path)) is not None:
-        return stored
-    with np.load(path, allow_pickle=False) as archive:
-        images: NDArray[np.uint8] = archive["images"]
-    return images if images.ndim == 4 else images[..., None]
-
-
-@dataclass(frozen=True)
-class StoredRows:
-    """Images [N, H, W, C] that stand in a file one after the other; each is read when it is asked for.
-
-    A file that is mapped into memory would end this process when it is cut off.
-    """
-
-    file: FileIO
-    start: int
-    inside: int  # where they begin in their member of the archive
-    shape: tuple[int, ...]
-
-    def __getitem__(self, row: int) -> NDArray[np.uint8]:
-        size = math.prod(self.shape[1:])
-        content = os.pread(self.file.fileno(), size, self.start + row * size)
-        if len(content) < size:
-            raise ValueError("the file ends before it")
-        return np.frombuffer(content, dtype=np.uint8).reshape(self.shape[1:])
-
-
-def stored_rows(path: str) -> StoredRows | None:
-    """Return the images of an .npz file as they stand in it; None if all of them have to be read at once."""
-    with zipfile.ZipFile(path) as archive:
-        member = archive.NameToInfo.get(IMAGES)
-        if member is None or member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
-            return None
-        with archive.open(member) as images:
-            shape, is_by_columns, dtype = read_header(images, member.file_size)
-            inside = images.tell()
-    if is_by_columns or not _are_pixels(shape, dtype) or 0 in shape[1:]:
-        return None
-    file = FileIO(path)
-    file.seek(member.header_offset)
-    header = file.read(LOCAL_HEADER)  # the name and an extra field follow it, and then the content
-    name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
-    start = member.header_offset + LOCAL_HEADER + name + extra + inside
-    return StoredRows(file, start, inside, shape if len(shape) == 4 else (*shape, 1))
+def _opened(path: str, version: str) -> FileIO:
+    return FileIO(path)
 
 
 def npz_file(path: str) -> FoundImages:
-    """Find the images of an .npz file; its checksums are compared."""
+    """Find the images of an .npz file, and read all the rest of it."""
     if not zipfile.is_zipfile(path):
         raise UsageError(f"{path} is not an .npz file, or it is damaged")
-    digests: list[bytes] = []
-    with file_errors(path, UsageError):
-        version, stored = version_of(Path(path)), stored_rows(path)
-        arrays = _arrays(path, but=None if stored is None else "images")
-        if stored is not None:  # all of them are read once
-            with zipfile.ZipFile(path) as archive, archive.open(IMAGES) as file:
-                file.read(stored.inside)
-                for _ in range(stored.shape[0]):
-                    content = file.read(math.prod(stored.shape[1:]))
-                    digests.append(digest_of(np.frombuffer(content, dtype=np.uint8).reshape(stored.shape[1:])))
-                file.read()  # at the end, zipfile compares the checksum
-
-    def refuse(key: str, right: str) -> NoReturn:
-        found = described(arrays[key]) if key in arrays else f"missing (there are: {', '.join(arrays)})"
-        raise UsageError(f"{path}: {key!r} is {found}, but must be {right}")
-
-    names, absolute = f"{path}, image", os.path.abspath(path)
-    if stored is not None:
-        header = opened(np.zeros(stored.shape[1:], dtype=np.uint8))
-        pictures = [
-            Picture(
-                f"{names} {row}",
-                PixelRow(path, row),
-                PixelRow(absolute, row),
-                Path(path),
-                found=Found(version, header.mode, header.size, digest),
-            )
-            for row, digest in enumerate(digests)
-        ]
-    else:
-        images = arrays.get("images")
-        if images is None or not _are_pixels(images.shape, images.dtype):
-            refuse("images", "uint8 [N, H, W] or [N, H, W, C] with C 1 or 3")
-        if 0 in images.shape[1:]:
-            refuse("images", "of at least one pixel each")
-        pixels = np.ascontiguousarray(images if images.ndim == 4 else images[..., None])
-        pictures = [Picture(f"{names} {row}", one, PixelRow(absolute, row)) for row, one in enumerate(pixels)]
-
-    def one_per_image(key: str) -> NDArray[Any]:
-        array = arrays[key]
-        if array is None or array.shape != (len(pictures),) or array.dtype.kind not in "iuU":
-            refuse(key, f"integers or strings [{len(pictures)}]")
-        return widened(array, f"{path}: {key!r}")
-
-    ids = one_per_image("ids") if "ids" in arrays else np.arange(len(pictures))
-    distinct, counts = np.unique(ids, return_counts=True)
-    if len(distinct) < len(ids):
-        raise UsageError(f"{path}: 'ids' has {distinct[counts.argmax()]} more than once; every image needs its own id")
-    columns = {key: a for key, a in arrays.items() if key not in RESERVED and a is not None and a.shape == ids.shape}
-    for key in PROMPT_OR_SEED:
-        if key in arrays and (key not in columns or columns[key].dtype.kind not in "iufU"):
-            refuse(key, f"text or numbers [{len(pictures)}]")
-    if "labels" in arrays:
-        columns["label"] = labels = one_per_image("labels")
-        if (label_names := arrays.get("label_names")) is not None:
-            if label_names.ndim != 1 or label_names.dtype.kind != "U":
-                refuse("label_names", "strings [L]")
-            if labels.dtype.kind != "i" or not np.isin(labels, np.arange(len(label_names))).all():
-                refuse(
-                    "labels", f"integers from 0 to {len(label_names) - 1}, as there are {len(label_names)} label_names"
-                )
-            columns["label"] = label_names[labels]
-    return FoundImages(ids, columns, pictures)
-
-
-def _arrays(path: str, but: str | None) -> dict[str, NDArray[Any] | None]:
-    """Read the arrays of a file by their keys, all but one of them.
-
-    An array is None if it is none, or needs pickle, which could run foreign code.
-    """
-    arrays: dict[str, NDArray[Any] | None] = {}
-    with np.load(path, allow_pickle=False) as archive:
+    arrays: dict[str, NDArray[Any] | None] = {}  # None if it is no array, or needs pickle, which could run foreign code
+    with file_errors(path, UsageError), np.load(path, allow_pickle=False) as archive:
+        pictures = _in_place(path, archive.zip)
+        keys = [key for key in archive.files if pictures is None or key != "images"]
         sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.zip.infolist()}
-        keys = [key for key in archive.files if key != but]
         needed, memory = sum(sizes[key] for key in keys), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > memory:
             raise ValueError(f"its arrays take {needed:,} bytes, which is more memory than there is")
@@ -179,7 +74,67 @@ def _arrays(path: str, but: str | None) -> dict[str, NDArray[Any] | None]:
                     raise
                 array = None
             arrays[key] = array if isinstance(array, np.ndarray) else None
-    return arrays
+
+    def refuse(key: str, right: str) -> NoReturn:
+        found = described(arrays[key]) if key in arrays else f"missing (there are: {', '.join(arrays)})"
+        raise UsageError(f"{path}: {key!r} is {found}, but must be {right}")
+
+    if pictures is None:
+        images = arrays.get("images")
+        if images is None or not _are_pixels(images.shape, images.dtype):
+            refuse("images", "uint8 [N, H, W] or [N, H, W, C] with C 1 or 3")
+        if 0 in images.shape[1:]:
+            refuse("images", "of at least one pixel each")
+        pixels = np.ascontiguousarray(images if images.ndim == 4 else images[..., None])
+        pictures = [Picture(f"{path}, image {row}", one) for row, one in enumerate(pixels)]
+    count = len(pictures)
+
+    def one_per_image(key: str) -> NDArray[Any]:
+        array = arrays[key]
+        if array is None or array.shape != (count,) or array.dtype.kind not in "iuU":
+            refuse(key, f"integers or strings [{count}]")
+        return widened(array, f"{path}: {key!r}")
+
+    ids = one_per_image("ids") if "ids" in arrays else np.arange(count)
+    distinct, counts = np.unique(ids, return_counts=True)
+    if len(distinct) < len(ids):
+        raise UsageError(f"{path}: 'ids' has {distinct[counts.argmax()]} more than once; every image needs its own id")
+    columns = {key: a for key, a in arrays.items() if key not in RESERVED and a is not None and a.shape == ids.shape}
+    for key in PROMPT_OR_SEED:
+        if key in arrays and (key not in columns or columns[key].dtype.kind not in "iufU"):
+            refuse(key, f"text or numbers [{count}]")
+    if "labels" in arrays:
+        columns["label"] = labels = one_per_image("labels")
+        if (names := arrays.get("label_names")) is not None:
+            if names.ndim != 1 or names.dtype.kind != "U":
+                refuse("label_names", "strings [L]")
+            if labels.dtype.kind != "i" or not np.isin(labels, np.arange(len(names))).all():
+                refuse("labels", f"integers from 0 to {len(names) - 1}, as there are {len(names)} label_names")
+            columns["label"] = names[labels]
+    return FoundImages(ids, columns, pictures)
+
+
+def _in_place(path: str, archive: zipfile.ZipFile) -> list[Picture] | None:
+    """Find the images in the file itself, and read them once; return None if they have to be unpacked."""
+    member = archive.NameToInfo.get(IMAGES)
+    if member is None or member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
+        return None
+    absolute, version, pictures = os.path.abspath(path), version_of(Path(path)), list[Picture]()
+    with archive.open(member) as file, open(path, "rb") as raw:
+        whole, is_by_columns, dtype = read_header(file, member.file_size)
+        if is_by_columns or not _are_pixels(whole, dtype) or 0 in whole[1:]:
+            return None
+        count, *shape = whole
+        raw.seek(member.header_offset + 26)  # in the member's own header of 30 bytes before its name and extra field
+        start = member.header_offset + 30 + sum(struct.unpack("<HH", raw.read(4))) + file.tell()
+        height, width, channels = shape if len(shape) == 3 else (*shape, 1)
+        for row in range(count):
+            place = PixelRow(absolute, start + row * math.prod(shape), (height, width, channels))
+            pixels = np.frombuffer(file.read(math.prod(shape)), dtype=np.uint8).reshape(place.shape)
+            found = Found(version, "L" if channels == 1 else "RGB", (width, height), digest_of(pixels))
+            pictures.append(Picture(f"{path}, image {row}", place, place, Path(path), found=found))
+        file.read()  # at the end, zipfile compares the checksum
+    return pictures
 
 
 def _are_pixels(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
