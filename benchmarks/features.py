@@ -201,7 +201,7 @@ def plain(model: "DiffusionModel", images: Path, passes: str, batch: int) -> Res
     copies, loaded = all_copies(model, K), load_images(str(images))
     clean = loaded.tensor(range(len(loaded))).repeat_interleave(K, 0)
     timesteps = torch.tensor(copies.timesteps).repeat(len(loaded))
-    noisy = model.add_noise(clean, copies.noises(model.shape, None).repeat(len(loaded), 1, 1, 1), timesteps)
+    noisy = model.process.add_noise(clean, copies.noises(model.shape, None).repeat(len(loaded), 1, 1, 1), timesteps)
 
     model.network.requires_grad_(passes == "floor")
     noisy.requires_grad_(passes == "activations")

@@ -36,7 +36,7 @@ from dtrak.gradients.objectives import square
 from dtrak.gradients.projections import make_projection
 from dtrak.images.images import load_images
 from dtrak.models import DiffusionModel
-from dtrak.models.layout import FusedAttention
+from dtrak.models.memory import FusedAttention
 from dtrak.noise import gaussian
 from dtrak.runs.recipes import Training
 from dtrak.runs.training import Trainer

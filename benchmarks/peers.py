@@ -108,7 +108,7 @@ PEERS: dict[str, Callable[[DiffusionModel, Tensor, Copies, Slice], Cost]] = {
 
 def all_copies(model: DiffusionModel, count: int) -> Copies:
     """The same noised copies for everyone."""
-    return Copies(select_timesteps(count, model.timesteps))
+    return Copies(select_timesteps(count, model.process.timesteps))
 
 
 def gradients_by_timestep(model: DiffusionModel, clean: Tensor, copies: Copies, count: int | None = None) -> Tensor:
@@ -123,7 +123,7 @@ def gradients_by_timestep(model: DiffusionModel, clean: Tensor, copies: Copies, 
     total = None
     for timestep, noise in list(zip(copies.timesteps, copies.noises(model.shape, None), strict=True))[:count]:
         timesteps = torch.full((len(clean),), timestep)
-        gradients = of_each(weights, model.add_noise(clean, noise, timesteps), timesteps)
+        gradients = of_each(weights, model.process.add_noise(clean, noise, timesteps), timesteps)
         flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1)
         total = flat if total is None else total.add_(flat)
     assert total is not None
@@ -135,7 +135,7 @@ def mean_square(model: DiffusionModel, copies: Copies) -> Callable[[dict[str, Te
     noises, timesteps = copies.noises(model.shape, None), torch.tensor(copies.timesteps)
 
     def output(weights: dict[str, Tensor], image: Tensor) -> Tensor:
-        noisy = model.add_noise(image.expand_as(noises), noises, timesteps)
+        noisy = model.process.add_noise(image.expand_as(noises), noises, timesteps)
         answer: Tensor = functional_call(model.network, weights, (noisy, timesteps)).sample
         return answer.square().mean()
 

@@ -28,7 +28,11 @@ processes.set_forkserver_preload(
         "dtrak.evaluation.planning",
         "dtrak.evaluation.run_evaluation",
         "dtrak.explorer.app",
-        "dtrak.models.ddpm",
+        "dtrak.models.families.unet2d",
+        "diffusers.models.unets.unet_2d",
+        "diffusers.pipelines.ddpm.pipeline_ddpm",
+        "diffusers.schedulers.scheduling_flow_match_euler_discrete",
+        "peft",
         "dtrak.runs.elsewhere",
     ]
 )

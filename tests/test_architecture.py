@@ -59,7 +59,7 @@ def imports(module: str) -> Iterator[str]:
 
 
 def room(module: str) -> str:
-    """`dtrak.models.ddpm` → models; what stands in no package is at the root."""
+    """`dtrak.models.loras` → models; what stands in no package is at the root."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else "root"
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import dtrak
 import tiny
-from dtrak.models import ddpm
+from dtrak.models import save_model
 
 TRAIN = dtrak.load_images("digits:train").select(range(12))
 VALIDATION = dtrak.load_images("digits:validation").select(range(4))
@@ -29,7 +29,7 @@ def random_halves(subsets: int, images: int, seed: int = 0) -> NDArray[np.bool_]
 def write_benchmark(folder: Path, retrained: Mapping[str, dtrak.DiffusionModel] | None = None) -> Path:
     """The files of the contract, with losses that are noise; and the models of `retrained` by their names."""
     random = np.random.default_rng(1)
-    ddpm.save(tiny.unet(), folder / "model")
+    save_model(tiny.unet(), folder / "model")
     write_images(folder / "train.npz", TRAIN, labels=TRAIN.columns["label"])
     np.save(folder / "masks.npy", random_halves(SUBSETS, len(TRAIN)))
     for name, losses, images in (
@@ -39,5 +39,5 @@ def write_benchmark(folder: Path, retrained: Mapping[str, dtrak.DiffusionModel] 
         write_images(folder / name, images)
         np.save(folder / losses, random.random((SUBSETS, SEEDS, len(images)), dtype=np.float32))
     for name, model in (retrained or {}).items():
-        ddpm.save(model, folder / "retrained" / name)
+        save_model(model, folder / "retrained" / name)
     return folder

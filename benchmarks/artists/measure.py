@@ -227,7 +227,7 @@ def losses_of(of: Measured, queries: Images) -> NDArray[np.float32]:
     path = of.cache / "losses-without-guidance.npy"
     if not path.exists():
         settings = RetrainingSettings.resumed(of.benchmark.folder, of.run.recipe.evaluation, {})
-        timesteps = select_timesteps(settings.timesteps or of.model.timesteps, of.model.timesteps)
+        timesteps = select_timesteps(settings.timesteps or of.model.process.timesteps, of.model.process.timesteps)
         losses = np.empty((settings.subsets, settings.seeds, len(queries)), dtype=np.float32)
         for subset, seed in np.ndindex(*losses.shape[:2]):
             model = load_model(str(of.benchmark.folder / "retrained" / str(TrainingJob(subset, seed))))

@@ -143,7 +143,7 @@ def loss_gap(study: Study) -> tuple[float, float]:
 
     The mean over ten timesteps with four noises each, of every image its own.
     """
-    steps = select_timesteps(middles(10), study.model.timesteps)
+    steps = select_timesteps(middles(10), study.model.process.timesteps)
     sets = [study.benchmark.train.first(IMAGES_OF_GAP), study.benchmark.queries("validation")]
     train, held_out = (_losses(study, images, steps) for images in sets)  # [images, timesteps]
     scale = train.mean(0)
@@ -163,8 +163,8 @@ def _losses(study: Study, images: Images, steps: tuple[int, ...]) -> Tensor:
     for copy, (timestep, _) in enumerate(drawn.pairs()):
         at = torch.full((len(clean),), timestep, device=model.device)
         with torch.no_grad():
-            predicted = model.predict_target(model.add_noise(clean, noises[:, copy], at), at, {})
-        target = model.target(clean, noises[:, copy], at)
+            predicted = model.predict_target(model.process.add_noise(clean, noises[:, copy], at), at, {})
+        target = model.process.target(clean, noises[:, copy], at)
         found.append(get_objective("simple")(predicted, target, torch.ones(len(clean))).cpu())
     return torch.stack(found, 1).unflatten(1, (len(steps), 4)).mean(2)
 
@@ -173,14 +173,14 @@ def shared_direction(study: Study, objective: str) -> float:
     """‖mean_n u_n‖² ÷ mean_n ‖u_n‖² over training images, the mean over ten copies: 1 if u is the same for all."""
     model, images = study.model, study.benchmark.train.first(IMAGES_OF_U)
     clean = images.tensor(range(len(images))).to(model.device)
-    drawn = Copies(select_timesteps(middles(10), model.timesteps))
+    drawn = Copies(select_timesteps(middles(10), model.process.timesteps))
     found = []
     for timestep, noise in zip(drawn.timesteps, drawn.noises(model.shape), strict=True):
         steps = torch.full((len(clean),), timestep, device=model.device)
         same = noise.to(model.device).expand_as(clean)
         with torch.no_grad():
-            predicted = model.predict_target(model.add_noise(clean, same, steps), steps, {})
-        u = _gradient(get_objective(objective), predicted, model.target(clean, same, steps))
+            predicted = model.predict_target(model.process.add_noise(clean, same, steps), steps, {})
+        u = _gradient(get_objective(objective), predicted, model.process.target(clean, same, steps))
         found.append(float(u.mean(0).square().sum() / u.square().sum(1).mean()))
     return float(np.mean(found))
 

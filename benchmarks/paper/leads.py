@@ -86,7 +86,7 @@ def _weights(study: Study, train: Array, name: str | None) -> Tensor | None:
     if name is None:
         return None
     steps = timesteps_of(study.model, COPIES, "visible")
-    ends = [0.0, *((a + b) / 2 for a, b in pairwise(steps)), float(study.model.timesteps)]
+    ends = [0.0, *((a + b) / 2 for a, b in pairwise(steps)), float(study.model.process.timesteps)]
     schedule = np.diff(ends)
     lengths = np.linalg.norm(train, axis=2).mean(0)
     chosen = {"schedule": schedule, "length": lengths, "both": schedule * lengths}[name]

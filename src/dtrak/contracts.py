@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dtrak.checks import Section
     from dtrak.images.images import Images
     from dtrak.models.diffusion import DiffusionModel
-    from dtrak.models.layout import Layout
+    from dtrak.models.memory import Layout
 
 Array = NDArray[np.floating[Any]]  # float64, or float32 where memory counts
 Values = NDArray[np.float32]  # scores [Q, N]; a positive one marks a proponent

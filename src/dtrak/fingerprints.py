@@ -1,14 +1,15 @@
 """Facts: trees of plain values that say what a thing depends on, their fingerprints, and the first difference of two.
 
 A fact is text, a number, true, false, nothing, or a list or mapping of facts. Weights, arrays, functions and objects
-enter as the text of a hash of their content now. Nothing is kept from one reading to the next: a tensor can change
-without a trace (`.data`), and 5 gigabytes are hashed in a second.
+enter as the text of a hash of their content now. Of what is in memory nothing is kept from one reading to the next: a
+tensor can change without a trace (`.data`), and 5 gigabytes are hashed in a second.
 """
 
 import json
 import pickle
 import sys
 from collections.abc import Mapping
+from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,12 +22,18 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 if TYPE_CHECKING:
-    from torch import Tensor  # facts are compared without torch
+    from torch import Tensor, nn  # facts are compared without torch
 
 Facts = Mapping[str, Any]
 
 RANDOM = "random "  # begins the fact of an object that cannot be hashed
-NOT_HASHED = sys.stdlib_module_names | {"dtrak", "__main__"}  # these have versions, or are pickled as they are
+# Packages whose files are not hashed: they have versions, which answers do not depend on.
+LIBRARIES = {"dtrak", "torch", "diffusers", "transformers", "peft", "numpy", "scipy", "datasets", "dill"}
+# Attributes of modules and configurations that do not change what is computed, and private ones that do.
+WITHOUT_EFFECT = {"training", "gradient_checkpointing", "peft_config", "kwargs", "name_or_path", "warnings_issued"}
+WITHOUT_EFFECT |= {"architectures", "transformers_version", "dtype"}
+PLAIN = (int, float, str, list, tuple, dict)
+PRIVATE = {"_internal_dict", "_active_adapter", "_disable_adapters"}
 _random: dict[int, tuple[object, str]] = {}  # such objects by their id, kept so that no other object gets the id
 
 
@@ -56,6 +63,75 @@ def of_tensors(tensors: Mapping[str, "Tensor"]) -> str:
     return digest.hexdigest()
 
 
+def of_file(path: Path) -> str:
+    """Hash a file; its content is read again in this process only if its size, times or inode have changed."""
+    found = path.stat()
+    return _of_content(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+
+
+@cache
+def _of_content(path: Path, *found: int) -> str:
+    digest = xxh3_128()
+    with path.open("rb") as file:
+        while content := file.read(1 << 24):
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def of_network(network: "nn.Module") -> Facts:
+    """Return what a network computes with: weights, attributes of its modules, and the code of classes of one's own.
+
+    Attributes are numbers, texts, tensors, and lists, mappings and objects of these: the scaling of a LoRA, the stride
+    of a layer, a configuration.
+    """
+    from torch import nn
+
+    usual, attributes, code = vars(nn.Module()).keys() | WITHOUT_EFFECT, {}, {}
+    for name, module in network.named_modules():
+        kind, own = type(module), _is_own(type(module))
+        attributes[name] = {
+            key: _plain(value)
+            for key, value in vars(module).items()
+            if key not in usual and (own or key in PRIVATE or not key.startswith("_"))
+        } | {"class": kind.__qualname__}
+        if own and kind.__qualname__ not in code:
+            code[kind.__qualname__] = of_object(kind)
+    weights = of_tensors({**dict(network.named_parameters()), **dict(network.named_buffers())})
+    settings = {"class": type(network).__name__, "attributes": hash_of(attributes), "code": code}
+    return {"weights": weights, "network": settings}
+
+
+def _plain(value: Any) -> Any:
+    """Return an attribute as facts."""
+    import torch
+
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return of_tensors({"": value})
+    if isinstance(value, np.ndarray):
+        return of_array(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, Mapping):
+        named = {str(key): one for key, one in value.items() if key not in WITHOUT_EFFECT}
+        return {key: _plain(one) for key, one in named.items() if not key.startswith("_")}
+    if _is_own(type(value)):
+        return of_object(value)
+    # An object of a library, such as a configuration; what it holds of other objects may lead in a circle.
+    own = vars(value).items() if hasattr(value, "__dict__") else ()
+    return [type(value).__qualname__, _plain({key: one for key, one in own if isinstance(one, PLAIN)})]
+
+
+def _is_own(kind: type) -> bool:
+    """Tell whether a class is neither of this package nor of a library; functions are of Python, and count as own."""
+    return kind.__module__.partition(".")[0] not in LIBRARIES
+
+
 def of_object(value: object) -> str:
     """Hash a function or an object: code, closure, defaults, attributes, and the globals that it reads.
 
@@ -70,7 +146,7 @@ def of_object(value: object) -> str:
         return _random.setdefault(id(value), (value, f"{RANDOM}{uuid4().hex}"))[1]
     digest = xxh3_128(content)
     words = {arg.partition(".")[0] for _, arg, _ in genops(content) if isinstance(arg, str)}
-    for package in sorted(word for word in words - NOT_HASHED if word.isidentifier()):
+    for package in sorted(word for word in words - LIBRARIES - sys.stdlib_module_names if word.isidentifier()):
         try:
             spec = find_spec(package)
         except ValueError:  # a module that was made without an import

@@ -96,9 +96,9 @@ def test_outputs_are_the_means_of_a_plain_loop(
                 noise = gaussian(model.shape, 5, "output", timestep, draw)[None]
                 t = torch.tensor([timestep])
                 with torch.no_grad():
-                    predicted = model.predict_target(model.add_noise(clean[None], noise, t), t)
+                    predicted = model.predict_target(model.process.add_noise(clean[None], noise, t), t)
                 for name, objective in OBJECTIVES.items():
-                    value = objective(predicted, noise, model.elbo_weights(t)).item()
+                    value = objective(predicted, noise, model.process.elbo_weights(t)).item()
                     expected[name][column] += value / (len(timesteps) * noises)
     found = model_outputs(model, images, timesteps, noises, seed=5)
     assert found.keys() == OBJECTIVES.keys()

@@ -62,7 +62,7 @@ def pseudo_gradients(model: DiffusionModel, v: Tensor, parameters: str | None = 
     found = []
     for number, (clean, t) in enumerate((clean, t) for clean in TRAIN.tensor(range(len(TRAIN))) for t in STEPS):
         step, noise = torch.tensor([t]), gaussian(model.shape, 0, t, 0)
-        predicted = model.predict_target(model.add_noise(clean[None], noise[None], step), step)[0]
+        predicted = model.predict_target(model.process.add_noise(clean[None], noise[None], step), step)[0]
         loss = (2 / predicted.numel()) ** 0.5 * (predicted * v[number]).sum()
         gradients = torch.autograd.grad(loss, list(model.parameters(parameters).values()))
         found.append(torch.cat([gradient.flatten() for gradient in gradients]).double().numpy())
@@ -153,7 +153,7 @@ def covariances(model: DiffusionModel, path: str, kind: str, v: Tensor) -> tuple
     for number, (clean, t) in enumerate((clean, t) for clean in TRAIN.tensor(range(len(TRAIN))) for t in STEPS):
         seen.clear()
         step, noise = torch.tensor([t]), gaussian(model.shape, 0, t, 0)
-        predicted = model.predict_target(model.add_noise(clean[None], noise[None], step), step)[0]
+        predicted = model.predict_target(model.process.add_noise(clean[None], noise[None], step), step)[0]
         (a, output), loss = seen[0], (2 / predicted.numel()) ** 0.5 * (predicted * v[number]).sum()
         g = torch.autograd.grad(loss, output)[0].double()
         a = a.detach().double()

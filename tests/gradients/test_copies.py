@@ -41,7 +41,7 @@ def test_equal_shares_of_what_is_visible_lie_between_timesteps(schedule: str) ->
     scheduler = DDPMScheduler(beta_schedule=schedule)
     model = dtrak.DiffusionModel(tiny.unet().network, scheduler, tiny.unet().shape)
     visible = scheduler.alphas_cumprod.sqrt()
-    torch.testing.assert_close(model.visible, visible, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.process.visible, visible, rtol=1e-5, atol=1e-6)
     chosen = timesteps_of(model, 5, "visible")
     assert chosen == timesteps_of(model, "visible:5")
     past = [float(visible[: t + 1].sum() / visible.sum()) for t in chosen]

@@ -56,8 +56,8 @@ def brute_force(model: DiffusionModel, objective: str, clean: Tensor, pattern: s
         for timestep, draw in COPIES.pairs():
             noise = gaussian(model.shape, COPIES.seed, timestep, draw)[None]
             t = torch.tensor([timestep])
-            predicted = model.predict_target(model.add_noise(image[None], noise, t), t)
-            loss = get_objective(objective)(predicted, noise, model.elbo_weights(t)).sum()
+            predicted = model.predict_target(model.process.add_noise(image[None], noise, t), t)
+            loss = get_objective(objective)(predicted, noise, model.process.elbo_weights(t)).sum()
             for sum_, one in zip(total, torch.autograd.grad(loss, parameters), strict=True):
                 sum_ += one / len(COPIES.pairs())
         rows.append(torch.cat([value.flatten() for value in total]))
@@ -95,7 +95,7 @@ def test_features_equal_the_papers_vmap() -> None:
         t = torch.tensor([timestep])
 
         def loss(values: dict[str, Tensor], image: Tensor, noise: Tensor = noise, t: Tensor = t) -> Tensor:
-            noisy = model.add_noise(image[None], noise[None], t)
+            noisy = model.process.add_noise(image[None], noise[None], t)
             return functional_call(network, values, (noisy, t)).sample.square().mean()
 
         gradients = vmap(grad(loss), (None, 0), randomness="different")(weights, clean)

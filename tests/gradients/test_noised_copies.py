@@ -48,8 +48,8 @@ def gradient_of_copy(
     """torch.autograd.grad for one copy of one image: the gradient of each parameter."""
     timestep, draw = COPIES.pairs()[copy]
     noise, t = gaussian(model.shape, COPIES.seed, timestep, draw)[None], torch.tensor([timestep])
-    predicted = model.predict_target(model.add_noise(image[None], noise, t), t)
-    loss = get_objective(objective)(predicted, noise, model.elbo_weights(t)).sum()
+    predicted = model.predict_target(model.process.add_noise(image[None], noise, t), t)
+    loss = get_objective(objective)(predicted, noise, model.process.elbo_weights(t)).sum()
     return list(torch.autograd.grad(loss, list(model.parameters(pattern).values())))
 
 

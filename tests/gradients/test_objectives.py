@@ -52,7 +52,7 @@ def test_elbo_weights_are_the_papers() -> None:
     alpha_bar = np.cumprod(1 - beta)
     expected = beta[t] ** 2 / (2 * beta[t] * (1 - beta[t]) * (1 - alpha_bar[t]))
     assert scheduler.config.beta_schedule == "linear"
-    np.testing.assert_allclose(tiny.unet().elbo_weights(torch.from_numpy(t)), expected, rtol=1e-3)
+    np.testing.assert_allclose(tiny.unet().process.elbo_weights(torch.from_numpy(t)), expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["squared", "interpolated(2)", "interpolated(x)", "interpolated(0..5)", ""])

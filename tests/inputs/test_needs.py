@@ -16,7 +16,7 @@ import tiny
 from dtrak.errors import UsageError
 from dtrak.inputs.gradients import evenly_spaced
 from dtrak.methods import METHODS
-from dtrak.models import ddpm
+from dtrak.models import save_model
 from dtrak.models.sampling import sample, to_pixels
 from tiny_benchmark import GENERATED, TRAIN, VALIDATION, random_halves, write_benchmark, write_images
 
@@ -102,7 +102,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pixels = to_pixels(sample(tiny.unet(), range(3), steps=4).pictures).numpy()
     np.savez(benchmark / "generated.npz", images=pixels, seed=np.arange(3))
     for step in (1, 2):
-        ddpm.save(tiny.unet(seed=step), folder / "checkpoints" / f"step-{step}")
+        save_model(tiny.unet(seed=step), folder / "checkpoints" / f"step-{step}")
     return {
         "queries": benchmark / "generated.npz",
         "retrained": benchmark,

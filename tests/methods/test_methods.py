@@ -12,7 +12,7 @@ import dtrak
 import tiny
 from dtrak.features.store import FeatureStore
 from dtrak.methods import METHODS
-from dtrak.models import ddpm
+from dtrak.models import save_model
 from tiny_benchmark import TRAIN, VALIDATION, write_benchmark
 
 QUERIES = VALIDATION.select([3, 0, 2])
@@ -46,7 +46,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps of a training."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for seed in (4, 8):
-        ddpm.save(tiny.unet(seed=seed), folder / f"step-{10 * seed:06d}")
+        save_model(tiny.unet(seed=seed), folder / f"step-{10 * seed:06d}")
     return folder
 
 
@@ -60,7 +60,7 @@ def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_checkpoint_has_a_projection_of_its_own(tmp_path: Path) -> None:
     """The same weights twice: other features, nearly the same dot products."""
     for name in ("step-1", "step-2"):
-        ddpm.save(tiny.unet(), tmp_path / "checkpoints" / name)
+        save_model(tiny.unet(), tmp_path / "checkpoints" / name)
     asked: dict[str, Any] = {"checkpoints": tmp_path / "checkpoints", "timesteps": 2, "projection_dim": 2048}
     found = dtrak.attribute(tiny.unet(), TRAIN, TRAIN, method="tracin", cache=tmp_path / "cache", **asked)
     one, other = (rows(next(path.glob("train-simple-*"))) for path in sorted((tmp_path / "cache").glob("step-*")))
@@ -75,7 +75,7 @@ def test_each_checkpoint_has_a_projection_of_its_own(tmp_path: Path) -> None:
 
 def test_checkpoints_of_a_model_that_never_moved_are_the_model(tmp_path: Path) -> None:
     for step in (1, 2):
-        ddpm.save(tiny.unet(), tmp_path / f"step-{step}")
+        save_model(tiny.unet(), tmp_path / f"step-{step}")
     names = ["tracin", "gradient-dot", "gas", "gradient-cosine"]
     asked: dict[str, Any] = {"checkpoints": tmp_path, "timesteps": 2, "projection": "identity"}
     found = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, names, **asked)

@@ -19,7 +19,7 @@ from dtrak.features.settings import FeatureSettings
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.methods import patches
-from dtrak.models import ddpm
+from dtrak.models import save_model
 from tiny_benchmark import TRAIN, VALIDATION
 
 QUERIES = VALIDATION.select([3, 0, 2])
@@ -30,7 +30,7 @@ SMALL = "conv_in|conv_out"
 
 
 def test_retrac_has_its_own_way_with_copies_whatever_step_trak_is_asked_for(tmp_path: Path) -> None:
-    ddpm.save(tiny.unet(seed=1), tmp_path / "step-1")
+    save_model(tiny.unet(seed=1), tmp_path / "step-1")
     asked: dict[str, Any] = {"checkpoints": tmp_path, "parameters": SMALL, "timesteps": 2}
     plain, changed = (
         dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="retrac", **asked, **more)

@@ -70,7 +70,7 @@ def test_a_score_based_model(tmp_path: Path) -> None:
     scheduler, network = ScoreSdeVeScheduler(num_train_timesteps=1000), unet(time_embedding_type="fourier")
     ScoreSdeVePipeline(network, scheduler).save_pretrained(tmp_path / "model")
     model = load_model(str(tmp_path / "model"))
-    assert model.timesteps == 1000
+    assert model.process.timesteps == 1000
 
     def loss(clean: Tensor, noise: Tensor, t: int) -> Tensor:
         noisy, sigma = scheduler.add_noise((clean + 1) / 2, noise, torch.tensor([t])), scheduler.discrete_sigmas[t]
@@ -120,7 +120,7 @@ def test_an_edm(kind: Any, prediction: str, tmp_path: Path) -> None:
 
     compare(features(model, tmp_path), network, loss)
     clean, noise, t = digits().tensor([0]), gaussian((1, *SHAPE), 1), torch.tensor([500])
-    noisy, target = model.add_noise(clean, noise, t), model.training_target(clean, noise, t)
+    noisy, target = model.process.add_noise(clean, noise, t), model.process.training_target(clean, noise, t)
     torch.testing.assert_close(scheduler.precondition_outputs(noisy, target, levels[t].view(-1, 1, 1, 1)), clean)
 
 
@@ -162,7 +162,7 @@ def test_a_network_that_predicts_the_image(tmp_path: Path) -> None:
 
     compare(features(model, tmp_path), network, loss)
     clean, noise, t = digits().tensor([0]), gaussian((1, *SHAPE), 1), torch.tensor([500])
-    assert torch.equal(model.training_target(clean, noise, t), clean)
+    assert torch.equal(model.process.training_target(clean, noise, t), clean)
 
 
 def test_weights_of_the_elbo() -> None:
@@ -172,7 +172,7 @@ def test_weights_of_the_elbo() -> None:
     below = torch.stack([torch.tensor(0.0), sigmas[6], sigmas[1998]])
     steps = sigmas[t] ** 2 - below**2  # the variance of a step; its mean is x_t + steps · score
     expected = (steps / sigmas[t]) ** 2 / (2 * steps)
-    torch.testing.assert_close(DiffusionModel(unet(), scheduler, SHAPE).elbo_weights(t), expected)
+    torch.testing.assert_close(DiffusionModel(unet(), scheduler, SHAPE).process.elbo_weights(t), expected)
 
 
 def test_a_run_of_a_score_based_model(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_straight_lines_are_followed_exactly() -> None:
 def test_elbo_weight_is_that_of_the_log_signal_to_noise_ratio() -> None:
     """−½ dλ/dσ of a loss in ε, whose error is (1−σ) times that in v."""
     flow, t = Flow(FlowMatchEulerDiscreteScheduler()), torch.arange(100, 900, 100)
-    sigma = flow.sigmas(t).flatten().double().requires_grad_()
+    sigma = flow.signal_and_noise(t)[1].flatten().double().requires_grad_()
     ratio = 2 * torch.log((1 - sigma) / sigma)
     (slope,) = torch.autograd.grad(ratio.sum(), sigma)
     torch.testing.assert_close(flow.elbo_weights(t).double(), (-0.5 * slope * (1 - sigma) ** 2).detach())
@@ -132,8 +132,8 @@ def test_a_flow_learns_and_is_attributed(tmp_path: Path) -> None:
 
     def loss() -> float:
         with torch.no_grad():
-            answer = model.predict(model.add_noise(clean, noise, t), t)
-        return float((answer - model.training_target(clean, noise, t)).square().mean())
+            answer = model.predict(model.process.add_noise(clean, noise, t), t)
+        return float((answer - model.process.training_target(clean, noise, t)).square().mean())
 
     before = loss()
     while trainer.step < trainer.steps:
@@ -147,7 +147,7 @@ def test_a_flow_learns_and_is_attributed(tmp_path: Path) -> None:
 
 def test_timesteps_of_the_solver_are_those_of_the_training() -> None:
     model = transformer()
-    assert model.timesteps == 1000
+    assert model.process.timesteps == 1000
     assert model.solver(5).timesteps.tolist() == [999, 749, 500, 250, 0]
     with pytest.raises(Exception, match="takes from 1 to 1000"):
         model.solver(1001)

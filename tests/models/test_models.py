@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import dtrak
 from dtrak.errors import UsageError
-from dtrak.models import DiffusionModel, ddpm, load_model
+from dtrak.models import DiffusionModel, load_model, save_model
 
 UNET = {
     "block_out_channels": (8, 8),
@@ -53,7 +53,7 @@ def test_we_open_what_diffusers_saved(saved_by_diffusers: Path, unet: UNet2DMode
     model = load_model(str(saved_by_diffusers))
     noisy, timesteps = some_inputs()
     assert torch.equal(model.predict(noisy, timesteps), unet(noisy, timesteps).sample)
-    assert (model.shape, model.timesteps) == ((1, 8, 8), 100)
+    assert (model.shape, model.process.timesteps) == ((1, 8, 8), 100)
     assert model.scheduler.config.beta_schedule == "squaredcos_cap_v2"
     assert model.scheduler.config.prediction_type == "v_prediction"
 
@@ -76,7 +76,7 @@ def test_only_safetensors_and_json_are_written(finished_run: Path) -> None:
 
 def test_what_was_saved_and_loaded_has_the_same_fingerprint(saved_by_diffusers: Path, tmp_path: Path) -> None:
     model = load_model(str(saved_by_diffusers))
-    ddpm.save(model, tmp_path / "again")
+    save_model(model, tmp_path / "again")
     assert load_model(str(tmp_path / "again")).fingerprint == model.fingerprint
 
 
@@ -171,7 +171,7 @@ def test_schedules_are_those_of_the_papers(beta_schedule: str) -> None:
         cosine = np.cos((progress + 0.008) / 1.008 * np.pi / 2) ** 2
         expected = np.cumprod(1 - np.minimum(1 - cosine[1:] / cosine[:-1], 0.999))
     timesteps = torch.arange(1000)
-    signal, sigma = model.noise_process.signal_and_noise(timesteps)
+    signal, sigma = model.process.signal_and_noise(timesteps)
     np.testing.assert_allclose(signal.flatten().square(), expected, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(signal.square() + sigma.square(), torch.ones(1000, 1, 1, 1))
 
@@ -184,8 +184,8 @@ def test_a_perfect_network_gives_the_true_noise_whatever_it_predicts(seed: int, 
     timesteps = torch.tensor([timestep])
     for prediction_type in ("epsilon", "v_prediction"):
         schedule = constant_model(torch.zeros(1), prediction_type)
-        perfect = constant_model(schedule.training_target(clean, noise, timesteps), prediction_type)
-        noisy = perfect.add_noise(clean, noise, timesteps)
+        perfect = constant_model(schedule.process.training_target(clean, noise, timesteps), prediction_type)
+        noisy = perfect.process.add_noise(clean, noise, timesteps)
         torch.testing.assert_close(perfect.predict_target(noisy, timesteps), noise, rtol=0, atol=1e-5)
 
 
@@ -195,9 +195,9 @@ def test_the_target_of_v_is_that_of_diffusers_and_its_noise_the_closed_form() ->
     clean, noise = torch.randn(2, 3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     timesteps = torch.tensor([0, 500, 999])
     torch.testing.assert_close(
-        model.training_target(clean, noise, timesteps), model.scheduler.get_velocity(clean, noise, timesteps)
+        model.process.training_target(clean, noise, timesteps), model.scheduler.get_velocity(clean, noise, timesteps)
     )
-    noisy = model.add_noise(clean, noise, timesteps)
+    noisy = model.process.add_noise(clean, noise, timesteps)
     torch.testing.assert_close(noisy, model.scheduler.add_noise(clean, noise, timesteps))
     alphas = model.scheduler.alphas_cumprod[timesteps].view(-1, 1, 1, 1)
     closed_form = alphas.sqrt() * 0.3 + (1 - alphas).sqrt() * noisy
@@ -208,7 +208,7 @@ def test_elbo_weights_are_the_papers() -> None:
     model = constant_model(torch.zeros(1), "epsilon")
     betas = np.linspace(1e-4, 0.02, 1000)
     expected = betas**2 / (2 * betas * (1 - betas) * (1 - np.cumprod(1 - betas)))
-    np.testing.assert_allclose(model.elbo_weights(torch.arange(1000)), expected, rtol=1e-3)
+    np.testing.assert_allclose(model.process.elbo_weights(torch.arange(1000)), expected, rtol=1e-3)
 
 
 # parameters, fingerprints, shapes

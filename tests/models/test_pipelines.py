@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 
 from dtrak.errors import UsageError
 from dtrak.models import load_model, new_model, save_model
-from dtrak.models.families.stable_diffusion import StableDiffusionSettings
-from dtrak.models.settings import LoRA
+from dtrak.models.families.pipeline_family import LoRA, PipelineSettings
 from hub import hub_of
 from tiny_stable_diffusion import SIDE
 
@@ -39,9 +38,7 @@ def saved_as(base: Path, folder: Path, *forms: str) -> Path:
 
 def save_lora(folder: Path, base: Path) -> Path:
     """One whose weights are not zero."""
-    recipe = StableDiffusionSettings(
-        kind="stable-diffusion", base=str(base), lora=LoRA(rank=2, alpha=2), prompt="a disc"
-    )
+    recipe = PipelineSettings(kind="stable-diffusion", base=str(base), lora=LoRA(rank=2, alpha=2), prompt="a disc")
     model = new_model(recipe, (3, SIDE, SIDE), "a new one")
     for value in model.parameters().values():
         torch.nn.init.normal_(value)

@@ -64,8 +64,6 @@ class SDXL(nn.Module):
 class LettersAndLength:
     """Two text encoders side by side: one vector for each of three letters, and one for the whole."""
 
-    fingerprint = "0" * 16
-
     def __call__(self, texts: Sequence[str]) -> Condition:
         letters = [[gaussian((16,), letter) for letter in text.ljust(3)[:3]] for text in texts]
         return {
@@ -132,6 +130,6 @@ def test_a_wrapped_latent_model_is_attributed(tmp_path: Path) -> None:
 def test_a_flow_scheduler_that_has_drawn_is_as_good_as_new() -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     t = torch.tensor([20, 500, 999])
-    expected = DiffusionModel(SD3(), scheduler, SHAPE).noise_process.time(t)
+    expected = DiffusionModel(SD3(), scheduler, SHAPE).process.time(t)
     scheduler.set_timesteps(7)
-    assert torch.equal(DiffusionModel(SD3(), scheduler, SHAPE).noise_process.time(t), expected)
+    assert torch.equal(DiffusionModel(SD3(), scheduler, SHAPE).process.time(t), expected)

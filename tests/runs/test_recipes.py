@@ -13,8 +13,8 @@ from dtrak.errors import UsageError
 from dtrak.evaluation.training_jobs import random_subsets
 from dtrak.gradients.copies import select_timesteps
 from dtrak.images.selection import chosen_rows
-from dtrak.models.families.stable_diffusion import StableDiffusionSettings
-from dtrak.models.settings import DDPMSettings
+from dtrak.models.families.pipeline_family import PipelineSettings
+from dtrak.models.families.unet2d import DDPMSettings
 from dtrak.runs.recipes import dump_recipe, load_recipe, recipe_names, recipe_text
 from dtrak.runs.run import Run
 
@@ -118,7 +118,7 @@ def test_everything_else_is_as_in_the_paper(name: str) -> None:
         assert (schedule.beta_start, schedule.beta_end) == (1e-4, 0.02)
         assert recipe.model.unet["dropout"] == 0.1
     else:
-        assert isinstance(recipe.model, StableDiffusionSettings)
+        assert isinstance(recipe.model, PipelineSettings)
         assert recipe.model.base == "lambdalabs/miniSD-diffusers"
         assert (recipe.model.lora.rank, recipe.model.lora.alpha, recipe.model.lora.dropout) == (128, 128, 0.1)
         assert recipe.model.prompt.format(label="romanticism") == "a romanticism painting"
@@ -186,7 +186,7 @@ def test_small_stable_diffusion_has_to_be_given() -> None:
     with pytest.raises(UsageError, match=r"artbench2 at scale small names no Stable Diffusion .* --base"):
         load_recipe("artbench2", "small")
     given = load_recipe("artbench2", "small", {"model": {"base": "folder"}}).model
-    assert isinstance(given, StableDiffusionSettings)
+    assert isinstance(given, PipelineSettings)
     assert (given.base, given.lora.rank, given.lora.targets[0]) == ("folder", 4, "to_q")
 
 

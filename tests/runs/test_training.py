@@ -177,7 +177,7 @@ def test_training_learns(recipe: MakeRecipe, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     noise, timesteps = torch.randn(clean.shape, generator=generator), torch.randint(1000, (200,), generator=generator)
     with torch.no_grad():
-        predicted = model.predict_target(model.add_noise(clean, noise, timesteps), timesteps)
+        predicted = model.predict_target(model.process.add_noise(clean, noise, timesteps), timesteps)
     assert (predicted - noise).square().mean() < 0.35
 
 

@@ -1,7 +1,6 @@
 """`attribute` takes a model, its training images and queries, and returns scores."""
 
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Literal, TypeVar, overload
 
@@ -16,12 +15,12 @@ from dtrak.errors import UsageError, check_takes
 from dtrak.features.encoders import ENCODERS, LoadEncoder
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.files import kept_until_done
+from dtrak.fingerprints import of_object
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.projections import PROJECTIONS, MakeProjection
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
-from dtrak.models.adapters import described
 from dtrak.registry import Registry
 
 Registered = TypeVar("Registered")
@@ -261,7 +260,7 @@ def _name(registry: Registry[Registered], given: str | Registered, takes: tuple[
         raise UsageError(f"{registry.kind} is {shortened(given)}: {said}")
     check_takes(registry.kind, given, takes)
     name = getattr(given, "__name__", type(given).__name__).strip("<>")
-    return registry.add(f"{name}-{sha256(described(given).encode()).hexdigest()[:6]}", given)
+    return registry.add(f"{name}-{of_object(given)[:6]}", given)
 
 
 def _path(given: str | Path | None) -> Path | None:

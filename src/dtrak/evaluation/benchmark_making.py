@@ -140,7 +140,7 @@ def make_benchmark(
         model,
         masks,
         queries,
-        outputs=settings.outputs(model.timesteps),
+        outputs=settings.outputs(model.process.timesteps),
         keep_weights=settings.keep_models,
         device=device,
     )
@@ -153,7 +153,7 @@ def make_benchmark(
         "seeds": settings.seeds,
         "seed": settings.seed,
         "queries": {kind: len(inputs) for kind, inputs in context.queries.items()},
-        "timesteps": str(settings.timesteps or model.timesteps),
+        "timesteps": str(settings.timesteps or model.process.timesteps),
         "noises": settings.noises,
         "keep_models": settings.keep_models,
         "recipe": run.recipe.model_dump(mode="json", exclude={"data": {"subset"}}),

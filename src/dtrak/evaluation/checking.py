@@ -19,7 +19,7 @@ from dtrak.images.sources import find_source
 from dtrak.inputs.embeddings import Embeddings
 from dtrak.methods import EVERY_METHOD, Method, chosen_methods, split_methods
 from dtrak.models.diffusion import chosen_parameters
-from dtrak.models.layout import Layout
+from dtrak.models.memory import Layout
 from dtrak.runs.recipes import Evaluation
 from dtrak.runs.run import Run
 

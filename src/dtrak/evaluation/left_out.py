@@ -65,7 +65,9 @@ def leave_groups_out(
     model = run.model().to(device)
     run.check_model_is_the_recipes(model)
     masks = np.stack([*(membership != g for g in range(len(groups))), np.ones(len(membership), dtype=np.bool_)])
-    context = Retraining.of(run, model, masks, queries, outputs=settings.outputs(model.timesteps), device=device)
+    context = Retraining.of(
+        run, model, masks, queries, outputs=settings.outputs(model.process.timesteps), device=device
+    )
     generated = context.queries.get("generated")
     draws = generated is not None and SEED in generated.images.columns
     drawn = tuple(seeds_of(generated.images)) if generated is not None and draws else ()

@@ -79,7 +79,7 @@ def _values(
     timesteps = torch.tensor([timestep for timestep, _ in noised])[used].to(clean.device)
     images = clean[rows]
     condition = moved(inputs.condition(rows.tolist()), clean.device)
-    predicted = model.predict_target(model.add_noise(images, noise, timesteps), timesteps, condition)
-    target = model.target(images, noise, timesteps)
-    weights = model.elbo_weights(timesteps)
+    predicted = model.predict_target(model.process.add_noise(images, noise, timesteps), timesteps, condition)
+    target = model.process.target(images, noise, timesteps)
+    weights = model.process.elbo_weights(timesteps)
     return torch.stack([objective(predicted, target, weights) for objective in OBJECTIVES.values()]).double().cpu()

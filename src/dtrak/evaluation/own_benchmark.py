@@ -113,7 +113,7 @@ class OwnBenchmark:
             for name, one in {"train": images, **asked}.items():
                 write_bytes(place / f"{name}.npz", as_npz(as_arrays(ModelInputs(one))))
             write_json(path, record | {"versions": versions()})
-        return cls(place, masks, seeds, asked, select_timesteps(timesteps, found.timesteps), noises)
+        return cls(place, masks, seeds, asked, select_timesteps(timesteps, found.process.timesteps), noises)
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the subset and the seed of every model whose losses are not there yet."""

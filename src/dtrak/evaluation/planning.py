@@ -31,8 +31,7 @@ from dtrak.kernels.damping import Damping
 from dtrak.methods import chosen_methods, needed_by, split_methods
 from dtrak.models.autoencoder import pictures_in_a_pass
 from dtrak.models.diffusion import chosen_parameters, usual_parameters
-from dtrak.models.layout import Layout
-from dtrak.models.memory import copies_that_fit
+from dtrak.models.memory import Layout, copies_that_fit
 from dtrak.models.sampling import BATCH
 from dtrak.runs.recipes import Recipe
 from dtrak.runs.run import Run

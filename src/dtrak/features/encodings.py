@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from dtrak.features.store import FeatureStore, fill
+from dtrak.fingerprints import hash_of
 from dtrak.images.images import Images
 from dtrak.models.autoencoder import Autoencoder, pictures_in_a_pass
 from dtrak.models.conditions import Condition, Conditioner
-from dtrak.models.text_encoders import TEXTS_AT_ONCE
+from dtrak.models.prompts import TEXTS_AT_ONCE
 from dtrak.noise import stable_hash
 from dtrak.progress import progress_bar
 
@@ -27,7 +28,7 @@ def latents_of(autoencoder: Autoencoder, images: Images, mirrored: bool, folder:
         return autoencoder.moments(pixels.flip(-1) if mirrored else pixels)
 
     what = "mirrored" if mirrored else "latents"
-    made_from = (autoencoder.fingerprint, images.fingerprint)
+    made_from = (hash_of(autoencoder.facts), images.fingerprint)
     return computed_or_read(what, made_from, (len(images), *shape), encode, pictures_in_a_pass(height, width), folder)
 
 
@@ -36,7 +37,7 @@ def conditions_of(conditioner: Conditioner, texts: Sequence[str], folder: Path |
 
     Only numbers with a fraction are kept in the folder; whole numbers, such as class labels, are made again.
     """
-    made_from = (conditioner.fingerprint, f"{stable_hash(repr(list(texts))):016x}")
+    made_from = (hash_of(conditioner.facts), f"{stable_hash(repr(list(texts))):016x}")
 
     def embed(name: str, rows: Sequence[int]) -> Tensor:
         return conditioner.encode([texts[row] for row in rows])[name].float()

@@ -57,8 +57,10 @@ def _residuals(model: DiffusionModel, images: ModelInputs, copies: Copies, autoc
                 some, steps = {name: value[part] for name, value in condition.items()}, t.repeat(len(rows))[part]
                 inputs = clean[part].to(device), noises[part].to(device), steps.to(device)
                 with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                    predicted = model.predict_target(model.add_noise(*inputs), inputs[2], moved(some, device)).float()
-                errors = predicted - model.target(*inputs)
+                    predicted = model.predict_target(
+                        model.process.add_noise(*inputs), inputs[2], moved(some, device)
+                    ).float()
+                errors = predicted - model.process.target(*inputs)
                 found.append(errors.square().flatten(1).mean(1).sqrt().nan_to_num(0, 0).cpu())
             advance(len(rows))
     model.network.train(was_training)

@@ -71,7 +71,7 @@ class Trajectories:
         if self.step is None:
             return every
         passed = f"{self.steps} steps of DDIM pass through {', '.join(map(str, every[:2]))}, … {every[-1]}"
-        if self.step >= self.model.timesteps:
+        if self.step >= self.model.process.timesteps:
             raise UsageError(f"step {self.step}: {passed}")
         nearest = min(every, key=lambda t: abs(t - self.step))
         if nearest != self.step:

@@ -129,7 +129,7 @@ def can_share_a_pass(model: DiffusionModel, names: set[str], condition: Conditio
     if chosen in tried:
         return tried[chosen]
     noisy = gaussian((4, *model.shape), 0).to(model.device)
-    timesteps = torch.arange(4, device=model.device) * (model.timesteps // 4)
+    timesteps = torch.arange(4, device=model.device) * (model.process.timesteps // 4)
     of_four = moved(repeated(condition or {}, 4), model.device)
     of_two = {name: value[:2] for name, value in of_four.items()}
     pairs = (slice(2), slice(2, 4))

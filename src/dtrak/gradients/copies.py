@@ -74,7 +74,7 @@ def select_timesteps(
 
 def timesteps_of(model: "DiffusionModel", choice: int | str, usual: str = "uniform") -> tuple[int, ...]:
     """Return the chosen timesteps of a model."""
-    return select_timesteps(choice, model.timesteps, usual, model.visible.tolist())
+    return select_timesteps(choice, model.process.timesteps, usual, model.process.visible.tolist())
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class Featurizer:
         noise = noises.flatten(0, 1)  # [b·c, C, H, W]; the copies of one image are side by side
         steps = timesteps.repeat(len(noises))
         flat = clean.flatten(0, 1)
-        noisy, target = (mix(flat, noise, steps) for mix in (self.model.add_noise, self.model.target))
+        noisy, target = (mix(flat, noise, steps) for mix in (self.model.process.add_noise, self.model.process.target))
         of_copies = repeated(condition, len(timesteps))
         rows = torch.zeros_like(out).flatten(1, 2)  # [objectives, b·c or b, k]
         current = 0  # the index of the objective whose backward pass is running
@@ -165,7 +165,7 @@ class Featurizer:
                 image, copy = divmod(int(bad.nonzero()[0]), len(timesteps))
                 where = f"image {ids[image]} at timestep {int(timesteps[copy])}"
                 raise NotFiniteError(f"the model's output is not finite for {where}")
-            weights = self.model.elbo_weights(steps)
+            weights = self.model.process.elbo_weights(steps)
             losses = [objective(predicted, target, weights).sum() for objective in self.objectives]
             for current, loss in enumerate(losses):
                 last = current + 1 == len(losses)

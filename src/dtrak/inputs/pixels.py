@@ -71,11 +71,11 @@ class NoisedPixels(Source):
         copies = Copies(steps, settings.draws, settings.noise, settings.seed, queries.fingerprint)
         images = [None] if copies.noise == "shared" else queries.ids.tolist()
         noises = torch.stack([copies.noises(model.shape, one) for one in images], 1)
-        signal, sigma = model.signal_and_noise(torch.tensor([timestep for timestep, _ in copies.pairs()]))
+        signal, sigma = model.process.signal_and_noise(torch.tensor([timestep for timestep, _ in copies.pairs()]))
         of_copies = (len(noises), 1, 1, 1, 1)
         clean = queries.tensor(range(len(queries)))
         noised = signal.view(of_copies) * clean + sigma.view(of_copies) * noises
-        yield NoisedQueries(InputRows(task.train_inputs), noised, signal, sigma)
+        yield NoisedQueries(InputRows(task.train_inputs), noised, signal.flatten(), sigma.flatten())
 
 
 @dataclass(frozen=True)

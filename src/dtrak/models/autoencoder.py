@@ -9,14 +9,13 @@ Latents are in the scale of the network that denoises them.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import torch
-from diffusers import AutoencoderDC, AutoencoderKL, VQModel
 from torch import Tensor
 
 from dtrak.errors import UsageError
-from dtrak.models.fingerprints import digest_of
+from dtrak.fingerprints import Facts, of_network
 
 PIXELS_AT_ONCE = 4 * 512 * 512
 
@@ -30,7 +29,11 @@ def pictures_in_a_pass(height: int, width: int) -> int:
 class Autoencoder:
     """The encoder and decoder of a latent model."""
 
-    network: AutoencoderKL | VQModel | AutoencoderDC
+    network: Any
+
+    @property
+    def facts(self) -> Facts:
+        return of_network(self.network)
 
     @property
     def channels(self) -> tuple[int, int]:
@@ -49,10 +52,10 @@ class Autoencoder:
     def moments(self, images: Tensor) -> Tensor:
         """Return μ and σ, [B, 2, C, h, w], of images [B, 3, H, W] in [−1, 1]."""
         encoded = self.network.encode(images.to(self.network.device, self.network.dtype))
-        if hasattr(encoded, "latent_dist"):
+        if "latent_dist" in encoded:
             mean, deviation = encoded.latent_dist.mean.float(), encoded.latent_dist.std.float()
         else:
-            mean = (encoded.latents if isinstance(self.network, VQModel) else encoded.latent).float()
+            mean = encoded[0].float()
             deviation = torch.zeros_like(mean)
         return torch.stack([(mean - self._shift) * self._scale, deviation * self._scale], dim=1)
 
@@ -71,34 +74,27 @@ class Autoencoder:
         parts = self.unscaled(latents).to(self.network.dtype).split(pictures_in_a_pass(height, width))
         return torch.cat([self.network.decode(part).sample.float() for part in parts])
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with any weight or setting."""
-        return digest_of(self.network)
-
     @property
     def _scale(self) -> Tensor:
         """What latents are multiplied with: one number, or one for each channel, [1, C or 1, 1, 1]."""
-        scale = torch.tensor(float(self.network.config.scaling_factor), device=self.network.device)
-        deviations = self._of_channels("latents_std")
-        return scale.view(1, 1, 1, 1) if deviations is None else scale / deviations
+        return self._of_channels("scaling_factor", 1.0) / self._of_channels("latents_std", 1.0)
 
     @property
     def _shift(self) -> Tensor:
         """What is subtracted from latents before, [1, C or 1, 1, 1]."""
-        means = self._of_channels("latents_mean")
-        if means is not None:
-            return means
-        return torch.tensor(float(self.network.config.get("shift_factor") or 0.0), device=self.network.device)
+        name = "latents_mean" if self.network.config.get("latents_mean") is not None else "shift_factor"
+        return self._of_channels(name, 0.0)
 
-    def _of_channels(self, name: str) -> Tensor | None:
-        """Return a setting that some autoencoders have for each channel, [1, C, 1, 1]."""
-        values = self.network.config.get(name)
-        return None if values is None else torch.tensor(values, device=self.network.device).view(1, -1, 1, 1)
+    def _of_channels(self, name: str, usual: float) -> Tensor:
+        """Return a setting that is one number, or one for each channel; `usual` if the autoencoder has none."""
+        value = self.network.config.get(name)
+        return torch.tensor(usual if value is None else value, device=self.network.device).view(1, -1, 1, 1)
 
 
 def as_autoencoder(network: object) -> Autoencoder:
     """Wrap an autoencoder of diffusers; refuse anything else."""
+    from diffusers import AutoencoderDC, AutoencoderKL, VQModel
+
     if not isinstance(network, AutoencoderKL | VQModel | AutoencoderDC):
         raise UsageError(
             f"autoencoder is a {type(network).__name__}: give an AutoencoderKL, a VQModel or an AutoencoderDC"

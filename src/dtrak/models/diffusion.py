@@ -7,20 +7,19 @@ what the network takes beside x_t and t. Any `nn.Module` can be wrapped: an adap
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
 from dtrak.checks import shortened
 from dtrak.errors import UsageError, check_takes
-from dtrak.models.adapters import Adapter, called, described, plain, prediction_of
+from dtrak.fingerprints import Facts, hash_of, of_network, of_object
 from dtrak.models.autoencoder import Autoencoder, as_autoencoder
-from dtrak.models.columns import Columns, FromImages
-from dtrak.models.conditions import Condition, Conditioner
-from dtrak.models.fingerprints import digest_of
-from dtrak.models.noise_process import NoiseProcess, Solver, noise_process_of
+from dtrak.models.conditions import Adapter, Columns, Condition, Conditioner, called, plain
+from dtrak.models.noise_process import NoiseProcess
 from dtrak.models.prompts import Prompts
+from dtrak.models.schedulers import noise_process_of
 
 LORA = "lora_"  # is in the names of all parameters of a LoRA
 EVERY_PARAMETER = "all"  # the pattern that selects all parameters
@@ -48,23 +47,23 @@ class DiffusionModel:
     """
 
     network: nn.Module
-    scheduler: DDPMScheduler | FlowMatchEulerDiscreteScheduler  # or one that diffusers converts to one of these
+    scheduler: Any  # diffusers' DDPMScheduler, FlowMatchEulerDiscreteScheduler, or one that adds noise like these
     shape: tuple[int, int, int]  # (C, H, W) of x_t
     source: str = "a wrapped module"  # what the user typed, for error messages
     autoencoder: Autoencoder | None = None
     # What the network takes beside x_t and t: {"y": "label"}, a function of images, or prompts. None: nothing.
-    conditioner: Conditioner | Mapping[str, str] | FromImages | None = None
+    conditioner: Any = None
     base: str | None = None  # the pipeline that its LoRA belongs to
     family: str = "ddpm"  # the family that saves it
     adapter: Adapter = plain  # how the network is called
     multiple: int | None = None  # x_t may have other sides, if they are multiples of this; None: `shape` alone
-    noise_process: NoiseProcess = field(init=False)
+    process: NoiseProcess = field(init=False)
 
     def __post_init__(self) -> None:
         check_parts(self.network, self.shape, self.adapter)
         if self.autoencoder is not None and not isinstance(self.autoencoder, Autoencoder):
             object.__setattr__(self, "autoencoder", as_autoencoder(self.autoencoder))
-        object.__setattr__(self, "noise_process", noise_process_of(self.scheduler, self.source))
+        object.__setattr__(self, "process", noise_process_of(self.scheduler, self.source))
         check_conditioner(self.conditioner)
         if isinstance(self.conditioner, Mapping) or callable(self.conditioner):
             object.__setattr__(self, "conditioner", Columns(self.conditioner))
@@ -72,7 +71,8 @@ class DiffusionModel:
     @property
     def conditions(self) -> Conditioner | None:
         """The conditioner, in its final form; None for unconditional models."""
-        return self.conditioner  # type: ignore[return-value]
+        conditioner: Conditioner | None = self.conditioner
+        return conditioner
 
     @property
     def prompts(self) -> Prompts | None:
@@ -86,17 +86,12 @@ class DiffusionModel:
         return (
             f"DiffusionModel from {self.source}: {type(self.network).__name__}, {every:,} parameters{lora}\n"
             f"images of {width} × {height} pixels, {'grey' if channels == 1 else 'colour'}; "
-            f"{self.timesteps:,} timesteps; on {self.device}"
+            f"{self.process.timesteps:,} timesteps; on {self.device}"
         )
 
     @property
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
-
-    @property
-    def timesteps(self) -> int:
-        """T, the length of the noise schedule."""
-        return self.noise_process.timesteps
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -120,64 +115,31 @@ class DiffusionModel:
         """Return the model without its encoders of images and prompts, which gradients do not need."""
         return replace(self, autoencoder=None, conditioner=None)
 
-    def add_noise(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return x_t, [B, C, H, W]."""
-        return self.noise_process.add_noise(clean, noise, timesteps)
-
-    def signal_and_noise(self, timesteps: Tensor) -> tuple[Tensor, Tensor]:
-        """Return s and σ of x_t = s x + σ ε, each [B]."""
-        one = torch.ones(len(timesteps), 1, 1, 1)
-        parts = (self.add_noise(one, 0 * one, timesteps), self.add_noise(0 * one, one, timesteps))
-        return parts[0].flatten(), parts[1].flatten()
-
-    @property
-    def visible(self) -> Tensor:
-        """How much of an image is left at each timestep: s / √(s² + σ²), [T]."""
-        signal, noise = self.signal_and_noise(torch.arange(self.timesteps))
-        return signal / torch.hypot(signal, noise)
-
     def predict(self, noisy: Tensor, timesteps: Tensor, condition: Condition | None = None) -> Tensor:
         """Return the output of the network, [B, C, H, W], without a learned variance."""
-        time, precision = self.noise_process.time(timesteps), self.precision
-        noisy = self.noise_process.network_input(noisy, timesteps)
+        time, precision = self.process.time(timesteps), self.precision
+        noisy, given = self.process.network_input(noisy, timesteps), condition or {}
         if precision != noisy.dtype and (noisy.is_meta or not torch.is_autocast_enabled(noisy.device.type)):
-            condition = {name: _in_precision(value, precision) for name, value in (condition or {}).items()}
             noisy = noisy.to(precision)
-        return prediction_of(called(self.adapter, self.network, noisy, time, condition or {}), noisy)
+            given = {name: one.to(precision) if one.is_floating_point() else one for name, one in given.items()}
+        return called(self.adapter, self.network, noisy, time, given)
 
     @property
     def precision(self) -> torch.dtype:
         """The type of the network's weights, apart from those of a LoRA."""
-        return next(
-            (
-                one.dtype
-                for name, one in self.network.named_parameters()
-                if LORA not in name and one.is_floating_point()
-            ),
-            torch.float32,
-        )
+        named = self.network.named_parameters()
+        kinds = (one.dtype for name, one in named if LORA not in name and one.is_floating_point())
+        return next(kinds, torch.float32)
 
     def predict_target(self, noisy: Tensor, timesteps: Tensor, condition: Condition | None = None) -> Tensor:
         """Return the network's estimate of `target`, [B, C, H, W]: ε_θ(x_t, t), or v_θ(x_t, t) of a flow."""
-        return self.noise_process.target_from_prediction(self.predict(noisy, timesteps, condition), noisy, timesteps)
+        return self.process.target_from_prediction(self.predict(noisy, timesteps, condition), noisy, timesteps)
 
-    def target(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return ε, or v of a flow, [B, C, H, W]."""
-        return self.noise_process.target(clean, noise, timesteps)
-
-    def training_target(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return what the network is trained to predict, [B, C, H, W]."""
-        return self.noise_process.training_target(clean, noise, timesteps)
-
-    def elbo_weights(self, timesteps: Tensor) -> Tensor:
-        """Return the weights of L_Simple in the ELBO, [B]."""
-        return self.noise_process.elbo_weights(timesteps)
-
-    def solver(self, steps: int) -> Solver:
+    def solver(self, steps: int) -> Any:
         """Return the solver that leads from noise to a picture in `steps` steps."""
-        if not 1 <= steps <= self.timesteps:
-            raise UsageError(f"{steps} steps of DDIM: {self.source} takes from 1 to {self.timesteps}")
-        return self.noise_process.solver(steps)
+        if not 1 <= steps <= self.process.timesteps:
+            raise UsageError(f"{steps} steps of DDIM: {self.source} takes from 1 to {self.process.timesteps}")
+        return self.process.solver(steps)
 
     def decode(self, x: Tensor) -> Tensor:
         """Return pictures [B, C, H, W] in [−1, 1] from denoised pixels or latents."""
@@ -212,16 +174,25 @@ class DiffusionModel:
         self.network.load_state_dict(dict(weights), strict=False)
 
     @property
+    def facts(self) -> Facts:
+        """Everything that its outputs depend on, read now: nothing is kept, as weights can change without a trace.
+
+        `solver` counts for drawing alone; `reads` are the columns of images that conditions depend on, None for all.
+        """
+        weights, network = of_network(self.network).values()
+        return {
+            "weights": weights,
+            "network": network if self.adapter is plain else {**network, "adapter": of_object(self.adapter)},
+            "autoencoder": None if self.autoencoder is None else self.autoencoder.facts,
+            "conditions": None if self.conditions is None else self.conditions.facts,
+            "reads": [] if self.conditions is None else self.conditions.reads,
+            **self.process.facts,
+        }
+
+    @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with any weight, layer or setting of the model and its noise process."""
-        parts = [repr(self.shape).encode(), self.noise_process.fingerprint_bytes()]
-        if self.autoencoder is not None:
-            parts.append(self.autoencoder.fingerprint.encode())
-        if self.conditions is not None:
-            parts.append(self.conditions.fingerprint.encode())
-        if self.adapter is not plain:
-            parts.append(described(self.adapter).encode())
-        return digest_of(self.network, *parts)
+        """16 hexadecimal digits that change with any of its facts, and with the shape of x_t."""
+        return hash_of([self.shape, self.facts])
 
     def fitted_to(self, shape: tuple[int, int, int]) -> "DiffusionModel":
         """Return the model for images of this shape, if it is a latent model that can process them; else unchanged.
@@ -326,10 +297,6 @@ def check_conditioner(conditioner: object) -> None:
             f'conditioner is a {type(conditioner).__name__}: give {{"y": "label"}}, by which the network gets a column '
             "of the images as its argument y, or a function of images that returns tensors by name"
         )
-
-
-def _in_precision(value: Tensor, precision: torch.dtype) -> Tensor:
-    return value.to(precision) if value.is_floating_point() else value
 
 
 def _has_lora(network: nn.Module) -> bool:

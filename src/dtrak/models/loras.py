@@ -12,15 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.utils import convert_state_dict_to_diffusers
-from peft import (
-    LoraConfig,
-    get_peft_model_state_dict,
-    inject_adapter_in_model,
-    load_peft_weights,
-    set_peft_model_state_dict,
-)
-from safetensors.torch import save_file
 from torch import nn
 
 from dtrak.errors import DtrakError, UsageError
@@ -35,8 +26,7 @@ from dtrak.models.pipelines import (
     downloaded,
     read_config,
 )
-from dtrak.models.settings import LoRA
-from dtrak.models.text_encoders import networks_of
+from dtrak.models.prompts import networks_of
 from dtrak.progress import say
 
 ADAPTER = "default"  # peft's name of a LoRA
@@ -45,18 +35,22 @@ OTHER_SIZE = re.compile(  # torch's words for the first weight of another size
 )
 
 
-def add_lora(network: nn.Module, lora: LoRA, source: str) -> None:
-    """Freeze a network and add a new LoRA to it, in float32."""
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=[*lora.targets],
-        init_lora_weights="gaussian",
-    )
+def add_lora(network: nn.Module, lora: Any, source: str) -> None:
+    """Freeze a network and add a new LoRA to it, in float32; `lora` is that section of a recipe."""
+    from peft import LoraConfig
+
     network.requires_grad_(False)
     try:
-        _add_adapter(network, config)
+        _add_adapter(
+            network,
+            LoraConfig(
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                target_modules=[*lora.targets],
+                init_lora_weights="gaussian",
+            ),
+        )
     except ValueError:
         names = ", ".join(lora.targets)
         raise UsageError(f"{source}: model.lora.targets: the network has no layers called {names}") from None
@@ -70,24 +64,31 @@ def _in_float32(network: nn.Module) -> None:
             value.data = value.data.float()
 
 
-def _add_adapter(network: Any, config: LoraConfig) -> None:
+def _add_adapter(network: Any, config: Any) -> None:
     """Add an adapter; some networks of diffusers have no function of their own for it."""
+    from peft import inject_adapter_in_model
+
     if hasattr(network, "add_adapter"):
         network.add_adapter(config, ADAPTER)
     else:
         inject_adapter_in_model(config, network, ADAPTER)
 
 
-def lora_settings(network: Any) -> dict[str, Any]:
+def config_of(network: Any) -> Any:
+    """Return peft's settings of a network's LoRA."""
+    return network.peft_config[ADAPTER]
+
+
+def lora_settings(network: nn.Module) -> dict[str, Any]:
     """Return the settings of a network's LoRA, and its rank at each layer."""
-    config = network.peft_config[ADAPTER]
+    config = config_of(network)
     ranks = {
         name.partition(".lora_A")[0]: len(value) for name, value in network.named_parameters() if ".lora_A" in name
     }
     return {"lora": {"rank": config.r, "alpha": config.lora_alpha, "rank at": ranks}}
 
 
-def new_lora_settings(lora: LoRA, network: Any, source: str) -> dict[str, Any]:
+def new_lora_settings(lora: Any, network: Any, source: str) -> dict[str, Any]:
     """Return the `lora_settings` that a new LoRA on such a network would have."""
     with torch.device("meta"):
         built = type(network).from_config(network.config)
@@ -101,11 +102,12 @@ def save_lora(model: DiffusionModel, pipeline: Any, part: str, folder: Path) -> 
     If the pipeline's class loads LoRAs, the format is that of diffusers, which `pipeline.load_lora_weights` opens.
     Else it is that of peft, which `PeftModel.from_pretrained` opens.
     """
-    network: Any = model.network
-    config = network.peft_config[ADAPTER]
-    layers = {
-        name: value.contiguous() for name, value in get_peft_model_state_dict(network, adapter_name=ADAPTER).items()
-    }
+    from diffusers.utils import convert_state_dict_to_diffusers
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    config, state = config_of(model.network), get_peft_model_state_dict(model.network, adapter_name=ADAPTER)
+    layers = {name: value.contiguous() for name, value in state.items()}
     about: dict[str, Any] = {
         "base": model.base,
         "lora": {"rank": config.r, "alpha": config.lora_alpha, "dropout": config.lora_dropout},
@@ -135,10 +137,10 @@ def described_lora(folder: Path) -> tuple[str, str | None]:
     """Return the pipeline that a LoRA's folder names, which may be relative to it, and the template of its prompts."""
     base, prompt = None, None
     if (folder / LORA_DESCRIPTION).exists():
-        about = read_config(folder, Path(LORA_DESCRIPTION), str(folder))
+        about = read_config(folder, LORA_DESCRIPTION, str(folder))
         base, prompt = about.get("base"), about.get("prompt")
     elif (folder / PEFT_CONFIG).exists():
-        base = read_config(folder, Path(PEFT_CONFIG), str(folder)).get("base_model_name_or_path")
+        base = read_config(folder, PEFT_CONFIG, str(folder)).get("base_model_name_or_path")
     if not base:
         raise UsageError(
             f"{folder} is a LoRA that does not name its pipeline: give the pipeline as the model, and this as its LoRA"
@@ -158,7 +160,7 @@ def load_lora(network: nn.Module, lora: str, source: str, pipeline: Any = None) 
             _load_peft_weights(network, path)
         elif hasattr(pipeline, "load_lora_weights"):
             pipeline.load_lora_weights(str(path), adapter_name=ADAPTER, **_file_name(path))
-            if any(LORA in name for one in networks_of(pipeline) for name, _ in one.named_parameters()):
+            if any(LORA in name for one in networks_of(pipeline).values() for name, _ in one.named_parameters()):
                 say(f"The LoRA {lora} also changes text encoders: prompts are encoded with it, but scores leave it out")
         else:
             raise UsageError(f"the LoRA {lora!r} is not in peft's format (with {PEFT_CONFIG}), which {source} needs")
@@ -215,6 +217,8 @@ def _file_name(path: Path) -> dict[str, str]:
 
 def _load_peft_weights(network: nn.Module, folder: Path) -> None:
     """Load a LoRA that peft's PeftModel.save_pretrained has written."""
+    from peft import LoraConfig, load_peft_weights, set_peft_model_state_dict
+
     _add_adapter(network, LoraConfig.from_pretrained(str(folder)))
     prefix = "base_model.model."
     weights = {name.removeprefix(prefix): value for name, value in load_peft_weights(str(folder), "cpu").items()}

@@ -1,18 +1,39 @@
-"""Find how much memory a noised copy of an image takes in a pass through a model."""
+"""How much memory a pass through a model takes, measured without making the model: on torch's meta device.
+
+Tensors on the meta device have shapes but no memory.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dtrak.models.conditions import Condition, moved
+from dtrak.contracts import Shape
+from dtrak.errors import UsageError
+from dtrak.models.conditions import Classes, Condition, moved
 from dtrak.models.diffusion import DiffusionModel
+from dtrak.models.loras import add_lora
+from dtrak.models.pipelines import PRECISIONS, on_meta, parts_of
 
 MEMORY_SHARE = 1 / 4  # the share that a pass may keep; the rest is for weights, data and other programs
+# The settings of Stable Diffusion 1 that differ from the defaults of diffusers and transformers.
+UNET: dict[str, Any] = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}
+VAE: dict[str, Any] = {
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "block_out_channels": [128, 256, 512, 512],
+    "layers_per_block": 2,
+}
+TEXT_ENCODER: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 
 
 def copies_that_fit(bytes_each: int, memory: int) -> int:
@@ -69,7 +90,7 @@ class PeakMemory(TorchDispatchMode):
     """As a context, count the most bytes that the tensors made in it take at once; also on the meta device."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
         self.bytes: int = 0
         self._alive: dict[StorageWeakRef, int] = {}
 
@@ -86,3 +107,112 @@ def _storages(tree: Any) -> dict[StorageWeakRef, int]:
     """Return the storages of all tensors in nested arguments or results, with their bytes."""
     storages = [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
     return {StorageWeakRef(storage): storage.nbytes() for storage in storages}
+
+
+class FusedAttention(TorchFunctionMode):
+    """Compute attention as one operation, as devices do; the meta device would divide it and keep large matrices."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.scaled_dot_product_attention:
+            given = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
+            query, key, value = (given[name] for name in ("query", "key", "value"))
+            shared = query.shape[1] // key.shape[1]  # heads that share keys and values
+            key, value = (one.repeat_interleave(shared, 1) if shared > 1 else one for one in (key, value))
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
+        return function(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of a model, and what one image takes."""
+
+    trained: int  # parameters that are trained and attributed
+    frozen: int  # parameters that are not trained
+    activations: int  # at most, bytes that training keeps for one image between the forward and the backward pass
+    working: int  # at most, bytes that a forward pass without gradients takes for one image
+    network: nn.Module = field(repr=False)  # on the meta device
+    latents: int = 0  # numbers that an autoencoder makes of an image; 0 for models that work on pixels
+    prompt: int = 0  # numbers that a text encoder makes of a prompt
+    encoding: int = 0  # at most, bytes that the autoencoder takes to encode one image
+    decoding: int = 0  # at most, bytes that it takes to decode one
+    frozen_bytes: int = 0  # of the parameters that are not trained; 0: four for each
+    is_assumed: bool = False  # whether the sizes are those of Stable Diffusion 1, as the pipeline cannot be read
+
+
+def lay_out_network(new: Callable[[], DiffusionModel], shape: Shape, source: str) -> Layout:
+    """Return the sizes of a model without encoders that maps x_t of `shape` (C, H, W) and t to a prediction."""
+    with torch.device("meta"), FusedAttention():
+        built, timestep = new(), torch.zeros(1, dtype=torch.long)
+        first_class = {one.argument: timestep} if isinstance(one := built.conditioner, Classes) else {}
+        try:
+            forward = partial(built.predict, torch.zeros(1, *shape), timestep, first_class)
+            return Layout(*_sizes(built.network, forward), built.network)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"{source}: model.unet: no image can go through it: {error}") from error
+
+
+def lay_out_pipeline(family: Any, settings: Any, shape: Shape, source: str, configs: Path | None = None) -> Layout:
+    """Return the sizes of a pipeline with a LoRA, for images of `shape` (C, H, W).
+
+    They follow from the settings of its parts in the folder `configs`, else from those of Stable Diffusion 1.
+    """
+    with torch.device("meta"), FusedAttention():
+        if configs is None:
+            parts = _stable_diffusion_1()
+        else:
+            parts = on_meta(configs, settings.base, parts_of(configs, settings.base, family))
+        model: DiffusionModel = family.of_parts(parts, settings).fitted_to(shape)
+        assert model.autoencoder is not None
+        network, vae, precision = model.network, model.autoencoder.network, PRECISIONS[settings.precision]
+        network.to(precision)
+        add_lora(network, settings.lora, source)
+        latents, condition = torch.zeros(1, *model.shape), family.shapes(network)
+        forward = partial(model.predict, latents, torch.zeros(1, dtype=torch.long), condition)
+        trained, frozen, activations, working = _sizes(network, forward)
+        frozen += sum(_count(part) for name, part in parts.items() if name.startswith("text_encoder"))
+        return Layout(
+            trained,
+            frozen + _count(vae),
+            activations,
+            working,
+            network,
+            latents=latents.numel(),
+            prompt=sum(value.numel() for value in condition.values()),
+            encoding=_peak(lambda: vae.encode(torch.zeros(1, *model.image_shape))),
+            decoding=_peak(lambda: vae.decode(latents)),
+            frozen_bytes=4 * _count(vae) + precision.itemsize * frozen,
+            is_assumed=configs is None,
+        )
+
+
+def _stable_diffusion_1() -> dict[str, Any]:
+    from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    return {
+        "unet": UNet2DConditionModel.from_config(UNET),
+        "vae": AutoencoderKL.from_config(VAE),
+        "text_encoder": CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER)),
+        "scheduler": DDPMScheduler(),
+    }
+
+
+def _sizes(network: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, int, int, int]:
+    """Return the first four sizes of a layout; `forward` passes one image through the network."""
+    trained = sum(value.numel() for value in network.parameters() if value.requires_grad)
+    network.eval()
+    working = _peak(forward)
+    network.train()  # so that the masks of dropout are counted
+    return trained, _count(network) - trained, kept_bytes(network, forward), working
+
+
+def _peak(forward: Callable[[], object]) -> int:
+    """Return the most bytes that a forward pass takes at once."""
+    peak = PeakMemory()
+    with torch.no_grad(), peak:
+        forward()
+    return peak.bytes
+
+
+def _count(network: nn.Module) -> int:
+    return sum(value.numel() for value in network.parameters())

@@ -1,122 +1,110 @@
 """How noise is mixed into an image, what a network predicts, and how a solver leads from noise back to an image.
 
-    diffusion:  x_t = √ᾱ_t x + √(1−ᾱ_t) ε,    the network predicts ε, x, or v = √ᾱ_t ε − √(1−ᾱ_t) x;  solver: DDIM
-    flow:       x_t = (1−σ_t) x + σ_t ε,        the network predicts v = ε − x;                           solver: Euler
+    diffusion:     x_t = √ᾱ_t x + √(1−ᾱ_t) ε,  the network predicts ε, x, or v = √ᾱ_t ε − √(1−ᾱ_t) x;  solver: DDIM
+    flow:          x_t = (1−σ_t) x + σ_t ε,      the network predicts v = ε − x;                           solver: Euler
+    score-based:   x_t = x + 2 σ_t ε,            the network is given pixels (x_t + 1) / 2 in [0, 1] and σ_t,
+                                                 and predicts the score −ε / σ_t (NCSN++);                solver: Euler
+    EDM:           x_t = x + σ_t ε,              the network F is given c_in x_t and ¼ ln σ_t, and
+                                                 c_skip x_t + c_out F is its estimate of x;               solver: Euler
 
-`exploding.py` has two more, in which noise is added to an unchanged image. In all, timesteps are whole numbers from 0,
-almost no noise, to T − 1, almost only noise.
+L_Simple is that of v for flows and of ε for all others. Timesteps are whole numbers from 0, almost no noise, to T − 1,
+almost only noise.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from inspect import signature
+from typing import Any
 
+import numpy as np
 import torch
-from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from dtrak.errors import UsageError
-from dtrak.models.euler import Euler, evenly_spaced
-from dtrak.models.exploding import exploding, is_exploding
-
-PREDICTION_TYPES = ("epsilon", "v_prediction", "sample")
+from dtrak.fingerprints import Facts, of_tensors
 
 
-class SolverStep(Protocol):
-    """The result of one step of a solver."""
-
-    @property
-    def prev_sample(self) -> Tensor:
-        """x at the next lower timestep."""
-
-    @property
-    def pred_original_sample(self) -> Tensor:
-        """x̂_0, the image that x_t is estimated to come from."""
-
-
-class Solver(Protocol):
-    """A solver leads from noise to an image."""
-
-    @property
-    def timesteps(self) -> Tensor:
-        """The timesteps that it passes through, [steps], falling."""
-
-    @property
-    def init_noise_sigma(self) -> float:
-        """The standard deviation of the noise that it starts from."""
-
-    def step(self, prediction: Tensor, t: Tensor, x: Tensor, /) -> SolverStep:
-        """Take a step from x_t, with what the network predicts for it."""
-
-
-class NoiseProcess(Protocol):
+class NoiseProcess:
     """All that objectives, training and sampling need to know about noise. `t` is [B]; images are [B, C, H, W]."""
 
     @property
     def timesteps(self) -> int:
         """T, the number of timesteps."""
+        raise NotImplementedError
+
+    @property
+    def facts(self) -> Facts:
+        """What x_t, the targets and their weights depend on as `noise`, and what else drawing does as `solver`."""
+        raise NotImplementedError
+
+    def signal_and_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return s_t and σ_t of x_t = s_t x + σ_t ε, each [B, 1, 1, 1]."""
+        raise NotImplementedError
 
     def add_noise(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """Return x_t."""
+        signal, sigma = self.signal_and_noise(t.to(clean.device))
+        return signal * clean + sigma * noise
+
+    @property
+    def visible(self) -> Tensor:
+        """How much of an image is left at each timestep: s / √(s² + σ²), [T]."""
+        signal, sigma = self.signal_and_noise(torch.arange(self.timesteps))
+        return (signal / torch.hypot(signal, sigma)).flatten()
 
     def network_input(self, noisy: Tensor, t: Tensor) -> Tensor:
         """Return what the network is given as x_t."""
+        return noisy
 
     def time(self, t: Tensor) -> Tensor:
         """Return the time that the network takes as its argument for the timesteps, [B]."""
+        return t
 
     def training_target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """Return what the network is trained to predict."""
+        raise NotImplementedError
 
     def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """Return the target of L_Simple: ε of a diffusion, v of a flow."""
+        return noise
 
     def target_from_prediction(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
         """Turn the network's prediction into an estimate of `target`."""
+        raise NotImplementedError
 
     def elbo_weights(self, t: Tensor) -> Tensor:
         """Return the weights of L_Simple in the ELBO, [B]."""
+        raise NotImplementedError
 
-    def solver(self, steps: int) -> Solver:
-        """Return a solver with so many steps."""
-
-    def fingerprint_bytes(self) -> bytes:
-        """Return bytes that change with any setting of the process, for a fingerprint."""
+    def solver(self, steps: int) -> Any:
+        """Return what leads from noise to an image: diffusers' DDIM, or `Euler`, which has the same interface."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class Diffusion:
+class Diffusion(NoiseProcess):
     """The noise process of a DDPM."""
 
-    scheduler: DDPMScheduler
+    scheduler: Any  # diffusers' DDPMScheduler or DDIMScheduler
 
     @property
     def timesteps(self) -> int:
         return int(self.scheduler.config.num_train_timesteps)
 
+    @property
+    def facts(self) -> Facts:
+        schedule = of_tensors({"ᾱ": self.scheduler.alphas_cumprod})
+        noise = {"predicts": self.scheduler.config.prediction_type, "schedule": schedule}
+        return {"noise": noise, "solver": settings_of(self.solver(1))}
+
     def signal_and_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Return √ᾱ_t and √(1−ᾱ_t), each [B, 1, 1, 1]."""
         alphas = self.scheduler.alphas_cumprod.to(t.device)[t].view(-1, 1, 1, 1)
         return alphas.sqrt(), (1 - alphas).sqrt()
-
-    def add_noise(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        noisy: Tensor = self.scheduler.add_noise(clean, noise, t)
-        return noisy
-
-    def network_input(self, noisy: Tensor, t: Tensor) -> Tensor:
-        return noisy
-
-    def time(self, t: Tensor) -> Tensor:
-        return t
 
     def training_target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         kind = self.scheduler.config.prediction_type
         if kind != "v_prediction":
             return noise if kind == "epsilon" else clean
-        velocity: Tensor = self.scheduler.get_velocity(clean, noise, t)
-        return velocity
-
-    def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        return noise
+        signal, sigma = self.signal_and_noise(t)
+        return signal * noise - sigma * clean
 
     def target_from_prediction(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
         kind = self.scheduler.config.prediction_type
@@ -133,43 +121,36 @@ class Diffusion:
         weights: Tensor = betas / (2 * alphas * (1 - alphas_cumprod))
         return weights
 
-    def solver(self, steps: int) -> Solver:
-        """Return diffusers' DDIM for this schedule."""
+    def solver(self, steps: int) -> Any:
+        from diffusers import DDIMScheduler
+
         scheduler = DDIMScheduler.from_config(self.scheduler.config)
         scheduler.set_timesteps(steps)
-        solver: Solver = scheduler
-        return solver
-
-    def fingerprint_bytes(self) -> bytes:
-        kind: str = self.scheduler.config.prediction_type
-        content: bytes = self.scheduler.alphas_cumprod.cpu().numpy().tobytes()  # diffusers may have moved them to a GPU
-        return kind.encode() + content
+        return scheduler
 
 
 @dataclass(frozen=True, eq=False)
-class Flow:
+class Flow(NoiseProcess):
     """A rectified flow: x_t moves on a straight line from the image to the noise."""
 
-    scheduler: FlowMatchEulerDiscreteScheduler
+    scheduler: Any  # diffusers' FlowMatchEulerDiscreteScheduler
 
     @property
     def timesteps(self) -> int:
         return int(self.scheduler.config.num_train_timesteps)
 
-    def sigmas(self, t: Tensor) -> Tensor:
-        """Return σ_t [B, 1, 1, 1]; diffusers lists them from the most noise to the least."""
+    @property
+    def facts(self) -> Facts:
+        return {"noise": {"predicts": "flow", "schedule": of_tensors({"σ": self.scheduler.sigmas})}, "solver": "Euler"}
+
+    def signal_and_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return 1 − σ_t and σ_t; diffusers lists σ from the most noise to the least."""
         rising: Tensor = self.scheduler.sigmas[: self.timesteps].flip(0).to(t.device)
-        return rising[t].view(-1, 1, 1, 1)
-
-    def add_noise(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        sigma = self.sigmas(t)
-        return (1 - sigma) * clean + sigma * noise
-
-    def network_input(self, noisy: Tensor, t: Tensor) -> Tensor:
-        return noisy
+        sigma = rising[t].view(-1, 1, 1, 1)
+        return 1 - sigma, sigma
 
     def time(self, t: Tensor) -> Tensor:
-        return self.sigmas(t).flatten() * self.timesteps
+        return self.signal_and_noise(t)[1].flatten() * self.timesteps
 
     def training_target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         return noise - clean
@@ -182,66 +163,129 @@ class Flow:
 
     def elbo_weights(self, t: Tensor) -> Tensor:
         """Return (1−σ_t) / σ_t: half the slope of the log signal-to-noise ratio, for a loss in v, [B]."""
-        sigma = self.sigmas(t).flatten()
-        return (1 - sigma) / sigma
+        signal, sigma = self.signal_and_noise(t)
+        return (signal / sigma).flatten()
 
-    def solver(self, steps: int) -> Solver:
+    def solver(self, steps: int) -> "Euler":
         return Euler(self, evenly_spaced(self.timesteps, steps))
 
-    def fingerprint_bytes(self) -> bytes:
-        content: bytes = self.scheduler.sigmas.numpy().tobytes()
-        return b"flow" + content
+
+@dataclass(frozen=True, eq=False)
+class Exploding(NoiseProcess):
+    """What score-based models and EDM have in common: noise is added to an unchanged image, x_t = x + s_t ε."""
+
+    scheduler: Any  # of diffusers
+    levels: Tensor  # σ_t [T], rising
+    scale = 1  # s_t / σ_t
+
+    @property
+    def timesteps(self) -> int:
+        return len(self.levels)
+
+    @property
+    def facts(self) -> Facts:
+        return {"noise": settings_of(self.scheduler), "solver": "Euler"}
+
+    def level(self, t: Tensor) -> Tensor:
+        """Return σ_t [B, 1, 1, 1]."""
+        return self.levels.to(t.device)[t].view(-1, 1, 1, 1)
+
+    def signal_and_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        sigma = self.scale * self.level(t)
+        return torch.ones_like(sigma), sigma
+
+    def elbo_weights(self, t: Tensor) -> Tensor:
+        """Return (σ_t² − σ_{t−1}²) / (2 σ_t²), where σ = 0 before the first timestep, [B]."""
+        below = torch.cat([self.levels.new_zeros(1), self.levels[:-1]])
+        weights = (1 - (below / self.levels) ** 2) / 2
+        return weights.to(t.device)[t]
 
 
-def noise_process_of(scheduler: Any, source: str) -> NoiseProcess:
-    """Return the noise process of a scheduler of diffusers; refuse one that is not supported.
+@dataclass(frozen=True, eq=False)
+class ScoreBased(Exploding):
+    """The noise process of a `ScoreSdeVeScheduler`."""
 
-    Schedulers that differ only in how they draw pictures have the same noise process.
+    scale = 2
+
+    def network_input(self, noisy: Tensor, t: Tensor) -> Tensor:
+        return (noisy + 1) / 2
+
+    def time(self, t: Tensor) -> Tensor:
+        return self.level(t).flatten()
+
+    def training_target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        return -noise / self.level(t)
+
+    def target_from_prediction(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
+        return -self.level(t) * prediction
+
+    def solver(self, steps: int) -> "Euler":
+        return Euler(self, evenly_spaced(self.timesteps, steps), 2 * float(self.levels[-1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Preconditioned(Exploding):
+    """The noise process of EDM's schedulers."""
+
+    def factors(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return c_in, c_skip and c_out, each [B, 1, 1, 1]."""
+        sigma, data = self.level(t), self.scheduler.config.sigma_data
+        total = sigma**2 + data**2
+        sign = -1 if self.scheduler.config.prediction_type == "v_prediction" else 1
+        return total**-0.5, data**2 / total, sign * sigma * data * total**-0.5
+
+    def network_input(self, noisy: Tensor, t: Tensor) -> Tensor:
+        return self.factors(t)[0] * noisy
+
+    def time(self, t: Tensor) -> Tensor:
+        return self.level(t).flatten().log() / 4
+
+    def training_target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        _, skip, out = self.factors(t)
+        return (clean - skip * self.add_noise(clean, noise, t)) / out
+
+    def target_from_prediction(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
+        _, skip, out = self.factors(t)
+        return ((1 - skip) * noisy - out * prediction) / self.level(t)
+
+    def solver(self, steps: int) -> "Euler":
+        return Euler(self, evenly_spaced(self.timesteps, steps), float(self.scheduler.init_noise_sigma))
+
+
+@dataclass(frozen=True)
+class EulerStep:
+    """The result of one step of `Euler`."""
+
+    prev_sample: Tensor  # x at the next lower timestep
+    pred_original_sample: Tensor  # x̂_0, the image that x_t is estimated to come from
+
+
+@dataclass(frozen=True, eq=False)
+class Euler:
+    """Euler's solver, for processes in which x_t moves with σ_t on a straight line, whose slope is the target v.
+
+    x_s = x_t + (σ_s − σ_t) v. Every step is at a timestep of the training, and σ = 0 at the end.
     """
-    if isinstance(scheduler, type):
-        raise UsageError(f"scheduler is the class {scheduler.__name__}: give an object of it, {scheduler.__name__}()")
-    config = getattr(scheduler, "config", None)
-    if config is None:
-        raise UsageError(
-            f"scheduler is a {type(scheduler).__name__}: give a scheduler of diffusers, as DDPMScheduler()"
-        )
-    if is_flow(scheduler):
-        # A scheduler that has drawn a picture has lost all σ but those of its steps.
-        return Flow(as_flow(scheduler))
-    if is_exploding(type(scheduler).__name__):
-        return exploding(scheduler)
-    if isinstance(scheduler, DDPMScheduler | DDIMScheduler):
-        found = scheduler
-    elif config.get("beta_schedule") or config.get("trained_betas") is not None:
-        found = DDPMScheduler.from_config(config)
-    else:
-        raise UsageError(
-            f"{source} has a {type(scheduler).__name__}: only schedulers that add noise like DDPMScheduler, "
-            "FlowMatchEulerDiscreteScheduler, ScoreSdeVeScheduler or EDMEulerScheduler are supported; give one of "
-            "these that adds noise as your training did"
-        )
-    if (kind := found.config.prediction_type) not in PREDICTION_TYPES:
-        raise UsageError(f"{source} predicts {kind!r}: only {', '.join(PREDICTION_TYPES)} are supported")
-    return Diffusion(found)
+
+    process: NoiseProcess
+    timesteps: Tensor  # [steps], falling
+    init_noise_sigma: float = 1.0  # the standard deviation of the noise that it starts from
+
+    def step(self, prediction: Tensor, t: Tensor, x: Tensor) -> EulerStep:
+        """Take a step from x_t to the next lower timestep, with what the network predicts for x_t."""
+        lower = self.timesteps[self.timesteps < t.cpu()]
+        sigma = float(self.process.signal_and_noise(t.view(1))[1])
+        next_sigma = float(self.process.signal_and_noise(lower[:1])[1]) if len(lower) else 0.0
+        slope = self.process.target_from_prediction(prediction, x, t.to(x.device).view(1))
+        return EulerStep(x + (next_sigma - sigma) * slope, x - sigma * slope)
 
 
-def is_flow(scheduler: Any) -> bool:
-    """Tell whether a scheduler is that of a flow."""
-    return "FlowMatch" in type(scheduler).__name__ or bool(scheduler.config.get("use_flow_sigmas"))
+def evenly_spaced(timesteps: int, steps: int) -> Tensor:
+    """Return so many timesteps from the last to the first, [steps]."""
+    return torch.from_numpy(np.linspace(timesteps - 1, 0, steps).round().astype(np.int64))
 
 
-def as_flow(scheduler: Any) -> FlowMatchEulerDiscreteScheduler:
-    """Return the scheduler of a flow as Euler's, with the same T and shift."""
-    config = scheduler.config
-    if config.get("use_flow_sigmas"):
-        return FlowMatchEulerDiscreteScheduler(num_train_timesteps=config.num_train_timesteps, shift=config.flow_shift)
-    return FlowMatchEulerDiscreteScheduler.from_config(config)
-
-
-def as_latent(scheduler: Any) -> Any:
-    """Return a scheduler for training and attribution of a latent model: latents, unlike pixels, may be beyond ±1."""
-    if is_flow(scheduler):
-        return as_flow(scheduler)
-    if is_exploding(type(scheduler).__name__):
-        return scheduler
-    return DDPMScheduler.from_config(scheduler.config, clip_sample=False, thresholding=False)
+def settings_of(scheduler: Any) -> Facts:
+    """Return the settings of a scheduler of diffusers as facts."""
+    kind = type(scheduler)
+    return {"class": kind.__name__} | {name: str(scheduler.config[name]) for name in signature(kind).parameters}

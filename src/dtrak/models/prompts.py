@@ -1,25 +1,125 @@
-"""The prompts of images.
+"""The prompts of images, and the text encoders that turn them into conditions.
 
 The prompt of an image is that in its column `prompt`; else the model's template, such as "a {label} painting", filled
-in from its columns; else its caption; else the empty prompt.
+in from its columns; else its caption; else the empty prompt. A pipeline of diffusers encodes prompts itself, with all
+its encoders.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import Formatter
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from dtrak.errors import UsageError
+from dtrak.fingerprints import Facts, hash_of, of_network, of_object
 from dtrak.images.images import Images
 from dtrak.models.conditions import Condition
-from dtrak.models.text_encoders import TextEncoder
 from dtrak.progress import say
 
 PROMPT = "prompt"  # the column of images that have their own prompts
 CAPTIONS = ("caption", "text")  # columns that describe an image in words
 ALIASES = {"class": "label"}
 CLASSES = {"label"}  # columns whose values are names of folders, with _ for blanks: ukiyo_e
+TEXTS_AT_ONCE = 64
+
+
+class TextEncoder(Protocol):
+    """All text encoders of a model, called as one."""
+
+    def __call__(self, texts: Sequence[str], /) -> Condition:
+        """Return the condition of B texts, each [B, …], without gradients."""
+
+    def to(self, device: str | torch.device, /) -> None: ...
+
+
+class PipelineText:
+    """The text encoders and tokenizers of a pipeline of diffusers.
+
+    `load` returns a pipeline that has these parts. Large encoders are loaded when a text is encoded, and again after
+    `release`: a T5 takes ten gigabytes or more, and is not needed once the prompts are encoded. So their facts are
+    those of their files, which `stored` returns.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Any],
+        encode: Callable[[Any, list[str], torch.device], Condition],  # of a family: pipeline, texts, device → condition
+        without: Callable[[Any, torch.device], Condition] | None = None,  # for guidance, if not an empty prompt
+        stored: Callable[[], Facts] | None = None,  # for large encoders
+    ) -> None:
+        self._load, self._encode, self._without, self._stored = load, encode, without, stored
+        self._pipeline: Any = None
+        self._device = torch.device("cpu")
+        if stored is None:
+            _ = self.pipeline  # damaged files are found at once
+
+    @property
+    def pipeline(self) -> Any:
+        if self._pipeline is None:
+            self._pipeline = self._load()
+            for network in networks_of(self._pipeline).values():
+                network.requires_grad_(False).eval().to(self._device)
+        return self._pipeline
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str]) -> Condition:
+        parts = [
+            self._encode(self.pipeline, list(texts[start : start + TEXTS_AT_ONCE]), self._device)
+            for start in range(0, len(texts), TEXTS_AT_ONCE)
+        ]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    @torch.no_grad()
+    def without(self) -> Condition:
+        """Return the condition that guidance compares with, each [1, …]."""
+        return self([""]) if self._without is None else self._without(self.pipeline, self._device)
+
+    @property
+    def facts(self) -> Facts:
+        """Weights, tokenizers, and the family's way to encode."""
+        if self._stored is not None:
+            parts = self._stored()
+        else:
+            networks = {name: of_network(one) for name, one in networks_of(self.pipeline).items()}
+            parts = networks | _tokenizers_of(self.pipeline)
+        return {**parts, "encode": self._encode.__qualname__}
+
+    def to(self, device: str | torch.device) -> None:
+        self._device = torch.device(device)
+        if self._pipeline is not None:
+            for network in networks_of(self._pipeline).values():
+                network.to(self._device)
+
+    def release(self) -> None:
+        """Forget large encoders, until a text is encoded again."""
+        if self._stored is not None:
+            self._pipeline = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pipeline": None}  # another process loads the encoders itself, if it needs them
+
+
+def networks_of(pipeline: Any) -> dict[str, nn.Module]:
+    """Return the text encoders of a pipeline, by name."""
+    return {name: one for name, one in sorted(pipeline.components.items()) if name.startswith("text_encoder") and one}
+
+
+def _tokenizers_of(pipeline: Any) -> dict[str, Facts]:
+    """Return everything in the tokenizers of a pipeline that the tokens of a text depend on."""
+    found = {name: one for name, one in pipeline.components.items() if name.startswith("tokenizer") and one}
+    return {
+        name: {
+            "class": type(one).__name__,
+            "vocabulary": hash_of(one.get_vocab()),
+            "special tokens": {key: str(value) for key, value in one.special_tokens_map.items()},
+            "length": one.model_max_length,
+            "padding side": one.padding_side,
+        }
+        for name, one in found.items()
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +130,13 @@ class Prompts:
     template: str | None = None
 
     @property
-    def fingerprint(self) -> str:
-        return self.encoder.fingerprint
+    def facts(self) -> Facts:
+        own = self.encoder.facts if isinstance(self.encoder, PipelineText) else {"object": of_object(self.encoder)}
+        return {"encoder": own, "template": self.template}
+
+    @property
+    def reads(self) -> list[str]:
+        return [PROMPT, *(CAPTIONS if self.template is None else fields_of(self.template))]
 
     def check(self, images: Images) -> None:
         """Refuse a template that cannot be filled in from the images' columns."""
@@ -56,24 +161,32 @@ class Prompts:
 
     def without(self) -> Condition:
         """Return the condition of an empty prompt, or what the pipeline uses in its place."""
-        own = getattr(self.encoder, "without", None)
-        return self.encoder([""]) if own is None else own()
+        return self.encoder.without() if isinstance(self.encoder, PipelineText) else self.encoder([""])
 
     def to(self, device: str | torch.device) -> None:
         self.encoder.to(device)
 
     def release(self) -> None:
-        if hasattr(self.encoder, "release"):
+        if isinstance(self.encoder, PipelineText):
             self.encoder.release()
 
 
 def prompts_of(images: Images, template: str | None) -> list[str]:
-    """Return the prompt of each image, empty if it has none."""
+    """Return the prompt of each image, empty if it has none.
+
+    One that lacks a value which the template names has none.
+    """
     if template is None:
         captions = next((_column(images, name) for name in CAPTIONS if name in images.columns), [None] * len(images))
         others = [caption or "" for caption in captions]
     else:
-        others = _filled(images, template)
+        parts, others = _parts(template), []
+        columns = {name: _column(images, name) for _, name in parts if name is not None}
+        for row in range(len(images)):
+            values = {name: column[row] or "" for name, column in columns.items()}
+            values |= {name: values[name].replace("_", " ") for name in CLASSES & values.keys()}
+            prompt = "".join(text + (values[name] if name is not None else "") for text, name in parts)
+            others.append(prompt if all(values.values()) else "")
     own = _column(images, PROMPT)
     return [other if prompt is None else prompt for prompt, other in zip(own, others, strict=True)]
 
@@ -112,19 +225,6 @@ def _parts(template: str) -> list[tuple[str, str | None]]:
                 "else, as in 'a {label} painting'"
             )
     return [(text, None if name is None else ALIASES.get(name, name)) for text, name, _, _ in parts]
-
-
-def _filled(images: Images, template: str) -> list[str]:
-    """Fill in the template for each image; the result is empty if the image lacks a value that the template names."""
-    parts = _parts(template)
-    columns = {name: _column(images, name) for _, name in parts if name is not None}
-    filled = []
-    for row in range(len(images)):
-        values = {name: column[row] or "" for name, column in columns.items()}
-        values |= {name: values[name].replace("_", " ") for name in CLASSES & values.keys()}
-        prompt = "".join(text + (values[name] if name is not None else "") for text, name in parts)
-        filled.append(prompt if all(values.values()) else "")
-    return filled
 
 
 def _column(images: Images, name: str) -> list[str | None]:

@@ -85,7 +85,7 @@ def recipe_from(model: "DiffusionModel") -> str:
     """Return the YAML of a recipe that trains such a model, with comments on what the user has to fill in."""
     from dtrak.models.noise_process import Diffusion
 
-    if model.autoencoder is None and not isinstance(model.noise_process, Diffusion):
+    if model.autoencoder is None and not isinstance(model.process, Diffusion):
         raise UsageError(
             f"{model.source} has a {type(model.scheduler).__name__}: recipes train U-Nets on pixels with a "
             "DDPMScheduler only; use your own training loop with dtrak.evaluation.OwnBenchmark"

@@ -124,7 +124,7 @@ class Trainer:
         rows = self.batch()
         clean = self.inputs.drawn(rows, random, settings.flip).to(model.device)
         noise = torch.from_numpy(random.standard_normal(clean.shape, dtype="float32")).to(model.device)
-        timesteps = torch.from_numpy(random.integers(model.timesteps, size=len(clean))).to(model.device)
+        timesteps = torch.from_numpy(random.integers(model.process.timesteps, size=len(clean))).to(model.device)
         torch.manual_seed(int(random.integers(2**62)))  # for dropout
         model.network.train()
         condition = self.condition(rows, random)
@@ -146,8 +146,8 @@ class Trainer:
         """Return the mean of ‖target − network(x_t, t)‖² over a part of a batch, each [b, …]."""
         model = self.model
         with torch.autocast(model.device.type, torch.bfloat16, enabled=self.settings.autocast):
-            predicted = model.predict(model.add_noise(clean, noise, timesteps), timesteps, condition)
-        return F.mse_loss(predicted.float(), model.training_target(clean, noise, timesteps))
+            predicted = model.predict(model.process.add_noise(clean, noise, timesteps), timesteps, condition)
+        return F.mse_loss(predicted.float(), model.process.training_target(clean, noise, timesteps))
 
     def batch(self) -> NDArray[np.int64]:
         """Return the rows of this step [B]; every epoch takes all rows in a new order."""

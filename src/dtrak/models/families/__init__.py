@@ -4,74 +4,47 @@ from pathlib import Path
 from typing import Any
 
 from dtrak.contracts import Family
-from dtrak.models.families.aura_flow import AuraFlow
-from dtrak.models.families.dit import DiT
-from dtrak.models.families.flux import Flux
-from dtrak.models.families.latent_diffusion import LatentDiffusion
-from dtrak.models.families.lumina import Lumina
-from dtrak.models.families.pipeline_family import PipelineFamily
-from dtrak.models.families.pixart import PixArt
-from dtrak.models.families.sana import Sana
-from dtrak.models.families.stable_diffusion import StableDiffusion
-from dtrak.models.families.stable_diffusion_3 import StableDiffusion3
-from dtrak.models.families.stable_diffusion_xl import StableDiffusionXL
-from dtrak.models.families.unet2d import DDPM
+from dtrak.models.pipelines import pipeline_class, refuse_pipeline
 from dtrak.registry import Registry
 
-__all__ = [
-    "DDPM",
-    "FAMILIES",
-    "PipelineFamily",
-    "StableDiffusion",
-    "family_of",
-    "family_that_opens",
-]
-
-BUILT_IN: dict[str, DDPM | PipelineFamily] = {
-    "ddpm": DDPM(),
-    "stable-diffusion": StableDiffusion(),
-    "stable-diffusion-xl": StableDiffusionXL(),
-    "stable-diffusion-3": StableDiffusion3(),
-    "flux": Flux(),
-    "pixart": PixArt(),
-    "dit": DiT(),
-    "latent-diffusion": LatentDiffusion(),
-    "sana": Sana(),
-    "aura-flow": AuraFlow(),
-    "lumina": Lumina(),
+HERE = "dtrak.models.families"
+BUILT_IN = {
+    "ddpm": f"{HERE}.unet2d:FAMILY",
+    "stable-diffusion": f"{HERE}.stable_diffusion:FAMILY",
+    "stable-diffusion-xl": f"{HERE}.stable_diffusion_xl:FAMILY",
+    "stable-diffusion-3": f"{HERE}.stable_diffusion_3:FAMILY",
+    "flux": f"{HERE}.flux:FAMILY",
+    "pixart": f"{HERE}.pixart:FAMILY",
+    "dit": f"{HERE}.dit:FAMILY",
+    "latent-diffusion": f"{HERE}.latent_diffusion:FAMILY",
+    "sana": f"{HERE}.sana:FAMILY",
+    "aura-flow": f"{HERE}.aura_flow:FAMILY",
+    "lumina": f"{HERE}.lumina:FAMILY",
 }
 FAMILIES: Registry[Family] = Registry("kind of model", "dtrak.models", BUILT_IN)
 
 
-def family_of(settings: Any) -> Family:
-    """Return the family of a recipe's section `model`."""
-    return FAMILIES.choose(settings.kind)
-
-
 def family_that_opens(folder: Path, source: str) -> Family:
     """Return the family of the model in a folder; families of other packages are tried first, `ddpm` last."""
-    from dtrak.models.pipelines import pipeline_class, refuse_pipeline
-
     outside = [FAMILIES[name] for name in FAMILIES if name not in BUILT_IN]
     if found := [family for family in outside if family.opens(folder)]:
         return found[0]
     kind = pipeline_class(folder, source)
-    if kind is not None and kind not in supported_pipelines():
-        refuse_pipeline(source, kind, supported_pipelines())
-    first, *others = BUILT_IN.values()
+    if kind is not None and kind not in (known := _pipelines()):
+        refuse_pipeline(source, kind, list(known))
+    first, *others = (FAMILIES[name] for name in BUILT_IN)
     return next((family for family in others if family.opens(folder)), first)
 
 
-def family_of_pipeline(pipeline: Any) -> DDPM | PipelineFamily:
+def family_of_pipeline(pipeline: Any) -> Any:
     """Return the family of a pipeline object of diffusers."""
-    from dtrak.models.pipelines import refuse_pipeline
-
     kind = type(pipeline).__name__
-    if kind not in supported_pipelines():
-        refuse_pipeline("the model", kind, supported_pipelines())
-    return next(family for family in BUILT_IN.values() if kind in family.pipelines)
+    if kind not in (known := _pipelines()):
+        refuse_pipeline("the model", kind, list(known))
+    return known[kind]
 
 
-def supported_pipelines() -> tuple[str, ...]:
-    """Return the classes of diffusers' pipelines that are supported."""
-    return tuple(name for family in BUILT_IN.values() for name in family.pipelines)
+def _pipelines() -> dict[str, Any]:
+    """Return the family of each class of diffusers' pipelines that is supported."""
+    families: list[Any] = [FAMILIES[name] for name in BUILT_IN]
+    return {name: family for family in families for name in family.pipelines}

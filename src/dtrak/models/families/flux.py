@@ -3,81 +3,55 @@
 FLUX.1-dev was distilled from guided predictions: it takes the strength of the guidance as a condition of its own.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from dtrak.contracts import Shape
+from dtrak.models.conditions import Adapter, Condition
 from dtrak.models.families.pipeline_family import PipelineFamily
-from dtrak.models.settings import PromptedSettings, Shape
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from dtrak.models.adapters import Adapter
-    from dtrak.models.conditions import Condition
+from dtrak.models.prompts import PipelineText, Prompts
 
 GUIDANCE = 3.5  # diffusers' default, in its pipeline and in its scripts for training
 SIDE = 128  # of the latents of a picture of 1024 × 1024 pixels
 
 
-class FluxSettings(PromptedSettings):
-    """FLUX.1, fine-tuned with LoRA on images and their prompts."""
-
-    kind: Literal["flux"]
-
-
 class Flux(PipelineFamily):
-    """FLUX.1, and its LoRAs."""
+    kind, title, pipelines = "flux", "FLUX.1", ("FluxPipeline",)
+    classes = ("FluxTransformer2DModel", "AutoencoderKL", "CLIPTextModel", "T5EncoderModel")
+    guidance = GUIDANCE
 
-    kind = "flux"
-    title = "FLUX.1"
-    pipelines = ("FluxPipeline",)
-    settings = FluxSettings
-    defaults: Mapping[str, Mapping[str, Any]] = {
-        "training": {"betas": (0.9, 0.999)},
-        "generation": {"guidance": GUIDANCE},
-    }
-
-    def adapter(self, pipeline: Any) -> "Adapter":
+    def adapter(self, pipeline: Any) -> Adapter:
         return call_distilled if pipeline.transformer.config.guidance_embeds else call
 
-    def conditioner(self, pipeline: Any, load: Any, large: bool, prompt: str | None, source: str) -> Any:
-        """Return the encoders of prompts; a distilled network takes the strength of the guidance as well."""
-        from dtrak.models.prompts import Prompts
-        from dtrak.models.text_encoders import PipelineText
-
+    def conditioner(self, pipeline: Any, load: Any, stored: Any, prompt: str | None, source: str) -> Prompts:
         encode = self.encode_distilled if pipeline.transformer.config.guidance_embeds else self.encode
-        return Prompts(PipelineText(load, encode, None, large), prompt)
+        return Prompts(PipelineText(load, encode, None, stored), prompt)
 
-    def encode(self, pipeline: Any, texts: list[str], device: "torch.device") -> "Condition":
+    def encode(self, pipeline: Any, texts: list[str], device: torch.device) -> Condition:
         words, pooled, _ = pipeline.encode_prompt(texts, texts, device=device)
         return {"encoder_hidden_states": words, "pooled_projections": pooled}
 
-    def encode_distilled(self, pipeline: Any, texts: list[str], device: "torch.device") -> "Condition":
-        import torch
-
+    def encode_distilled(self, pipeline: Any, texts: list[str], device: torch.device) -> Condition:
         return {**self.encode(pipeline, texts, device), "guidance": torch.full([len(texts)], GUIDANCE, device=device)}
 
-    def shapes(self, network: Any) -> dict[str, "Tensor"]:
-        import torch
-
+    def shapes(self, network: Any) -> dict[str, Tensor]:
         shapes = {
             "encoder_hidden_states": torch.zeros(1, 512, network.config.joint_attention_dim),
             "pooled_projections": torch.zeros(1, network.config.pooled_projection_dim),
         }
         return {**shapes, "guidance": torch.zeros(1)} if network.config.guidance_embeds else shapes
 
-    def shape(self, network: Any) -> Shape:
+    def shape(self, network: Any, source: str) -> Shape:
         return network.config.in_channels // 4, SIDE, SIDE
 
     def multiple(self, network: Any) -> int:
         return 2
 
 
-def call(network: "nn.Module", noisy: "Tensor", time: "Tensor", condition: "Condition") -> "Tensor":
+def call(network: nn.Module, noisy: Tensor, time: Tensor, condition: Condition) -> Tensor:
     """Call the transformer with latents as patches [B, h/2 · w/2, 4C], with the place of each, and time in [0, 1]."""
-    import torch
-
     batch, channels, height, width = noisy.shape
     rows, columns = height // 2, width // 2
     patches = noisy.view(batch, channels, rows, 2, columns, 2).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
@@ -96,6 +70,9 @@ def call(network: "nn.Module", noisy: "Tensor", time: "Tensor", condition: "Cond
     return output.view(batch, rows, columns, channels, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(noisy.shape)
 
 
-def call_distilled(network: "nn.Module", noisy: "Tensor", time: "Tensor", condition: "Condition") -> "Tensor":
+def call_distilled(network: nn.Module, noisy: Tensor, time: Tensor, condition: Condition) -> Tensor:
     """Call a transformer that also takes the strength of the guidance, always in float32."""
     return call(network, noisy, time, {**condition, "guidance": condition["guidance"].float()})
+
+
+FAMILY = Flux()

@@ -2,81 +2,54 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from dtrak.contracts import Shape
 from dtrak.errors import UsageError
-from dtrak.models.families.pipeline_family import DIFFUSERS, TRANSFORMERS, PipelineFamily
-from dtrak.models.settings import PromptedSettings, Shape
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from dtrak.models.adapters import Adapter
-    from dtrak.models.conditions import Condition
-    from dtrak.models.layout import Layout
+from dtrak.models.conditions import Condition
+from dtrak.models.families.pipeline_family import PipelineFamily, PipelineSettings
+from dtrak.models.memory import Layout, lay_out_pipeline
+from dtrak.models.pipelines import network_config
 
 # Settings of a U-Net that takes more than prompts as its condition.
-OTHER_CONDITIONS = (
-    "class_embed_type",
-    "num_class_embeds",
-    "addition_embed_type",
-    "encoder_hid_dim_type",
-    "time_cond_proj_dim",
-)
-
-
-class StableDiffusionSettings(PromptedSettings):
-    """Stable Diffusion, fine-tuned with LoRA on images and their prompts."""
-
-    kind: Literal["stable-diffusion"]
+OTHER_CONDITIONS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", "time_cond_proj_dim")
 
 
 class StableDiffusion(PipelineFamily):
-    """Stable Diffusion 1 and 2, and their LoRAs."""
-
-    kind = "stable-diffusion"
-    title = "Stable Diffusion"
-    pipelines = ("StableDiffusionPipeline",)
+    kind, title, pipelines = "stable-diffusion", "Stable Diffusion", ("StableDiffusionPipeline",)
+    classes = ("UNet2DConditionModel", "AutoencoderKL", "CLIPTextModel")
     part = "unet"
-    settings = StableDiffusionSettings
     usual: Mapping[str, tuple[str, str]] = {
-        "vae": (DIFFUSERS, "AutoencoderKL"),
-        "text_encoder": (TRANSFORMERS, "CLIPTextModel"),
-        "tokenizer": (TRANSFORMERS, "CLIPTokenizer"),
-        "unet": (DIFFUSERS, "UNet2DConditionModel"),
-        "scheduler": (DIFFUSERS, "DDPMScheduler"),
+        "vae": ("diffusers", "AutoencoderKL"),
+        "text_encoder": ("transformers", "CLIPTextModel"),
+        "tokenizer": ("transformers", "CLIPTokenizer"),
+        "unet": ("diffusers", "UNet2DConditionModel"),
+        "scheduler": ("diffusers", "DDPMScheduler"),
     }
 
     def check(self, folder: Path, source: str) -> None:
         super().check(folder, source)
-        check_unet(folder, source, OTHER_CONDITIONS)
-        check_one_clip(folder, source)
+        check_unet(folder, source, (*OTHER_CONDITIONS, "addition_embed_type"))
+        text = network_config(folder, "text_encoder", source)
+        if (folder / "text_encoder_2").exists() or not str(text.get("model_type", "")).startswith("clip"):
+            raise UsageError(f"{source}: its text encoder is not the one CLIP of Stable Diffusion 1 and 2")
 
-    def adapter(self, pipeline: Any) -> "Adapter":
-        from dtrak.models.adapters import plain
-
-        return plain
-
-    def encode(self, pipeline: Any, texts: list[str], device: "torch.device") -> "Condition":
+    def encode(self, pipeline: Any, texts: list[str], device: torch.device) -> Condition:
         return {"encoder_hidden_states": pipeline.encode_prompt(texts, device, 1, False)[0]}
 
-    def shapes(self, network: Any) -> dict[str, "Tensor"]:
-        import torch
-
+    def shapes(self, network: Any) -> dict[str, Tensor]:
         return {"encoder_hidden_states": torch.zeros(1, 77, network.config.cross_attention_dim)}
 
-    def lay_out_assumed(self, settings: Any, shape: Shape, source: str) -> "Layout":
-        from dtrak.models.layout import lay_out_stable_diffusion_1
-
-        return lay_out_stable_diffusion_1(self, settings, shape, source)
+    def lay_out_assumed(self, settings: PipelineSettings, shape: Shape, source: str) -> Layout:
+        return lay_out_pipeline(self, settings, shape, source)
 
 
 def check_unet(folder: Path, source: str, other_conditions: tuple[str, ...]) -> None:
     """Refuse a U-Net that takes more than its pipeline gives it, or that maps channels to others."""
-    from dtrak.models.pipelines import read_config
-
-    unet = read_config(folder, Path("unet", "config.json"), source)
+    unet = network_config(folder, "unet", source)
     if (kind := unet.get("_class_name")) != "UNet2DConditionModel":
         raise UsageError(f"{source}: its network is a {kind}, not the U-Net of Stable Diffusion")
     for setting in other_conditions:
@@ -90,10 +63,4 @@ def check_unet(folder: Path, source: str, other_conditions: tuple[str, ...]) -> 
         )
 
 
-def check_one_clip(folder: Path, source: str) -> None:
-    """Refuse a pipeline without exactly one text encoder, a CLIP."""
-    from dtrak.models.pipelines import read_config
-
-    text = read_config(folder, Path("text_encoder", "config.json"), source)
-    if (folder / "text_encoder_2").exists() or not str(text.get("model_type", "")).startswith("clip"):
-        raise UsageError(f"{source}: its text encoder is not the one CLIP of Stable Diffusion 1 and 2")
+FAMILY = StableDiffusion()

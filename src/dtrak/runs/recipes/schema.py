@@ -12,7 +12,7 @@ from dtrak.contracts import Family
 from dtrak.errors import UsageError
 from dtrak.images.selection import Selection
 from dtrak.inputs.settings import Settings
-from dtrak.models.families import FAMILIES, family_of
+from dtrak.models.families import FAMILIES
 
 LONGEST_NAME = 100  # bytes
 TRAINING_FIELDS: Any = {"data": {"train", "select", "crop", "size", "channels"}, "model": True, "training": True}
@@ -142,7 +142,7 @@ class Recipe(Section):
     @property
     def family(self) -> Family:
         """The family that makes, saves and describes its model."""
-        return family_of(self.model)
+        return FAMILIES[_kind(self.model)]
 
     @property
     def is_conditional(self) -> bool:
