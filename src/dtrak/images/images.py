@@ -220,13 +220,15 @@ class Images:
 
     @property
     def digests(self) -> NDArray[np.void]:
-        """The hash of the pixels of each image as they are now, [N]; a file that did not change is not read again."""
-        found = looked_at(self._pictures, DtrakError, True, self._memory)
-        return np.frombuffer(b"".join(one.digest for one in found if one.digest), dtype="V16")
+        """The hash of the pixels of each image, [N], as they were when they were last read; `facts` reads them now."""
+        if any(one.found is None or one.found.digest is None for one in self._pictures):
+            looked_at(self._pictures, DtrakError, True, self._memory)
+        return np.frombuffer(b"".join(one.found.digest for one in self._pictures), dtype="V16")
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What depends on these images depends on this: plain values, read now."""
+        """What depends on these images depends on this: plain values, read now. A file that did not change is known."""
+        looked_at(self._pictures, DtrakError, True, self._memory)
         return {
             "count": len(self),
             "shape": list(self.shape),

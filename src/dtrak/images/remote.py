@@ -111,31 +111,34 @@ def parquet_files(source: str) -> FoundImages:
         _opened.cache_clear()  # files may have changed since they were opened
         _group.cache_clear()
         system, root = fsspec.core.url_to_fs(place)
-        found = system.find(root, detail=True) if system.isdir(root) else system.glob(root, detail=True)
-    files = {path: _version(info) for path, info in sorted(found.items()) if path.endswith(".parquet")} if place else {}
-    if not files:
+        infos = system.find(root, detail=True) if system.isdir(root) else system.glob(root, detail=True)
+        found = sorted(path for path in infos if path.endswith(".parquet")) if place else []
+        versions = {system.unstrip_protocol(path): _version(infos[path]) for path in found}
+    if not versions:
         raise UsageError(f"no parquet files at {source!r}: give a folder, or a pattern such as set/train-*.parquet")
-    pictures: list[Picture] = []
+    places: list[ParquetRow] = []
     paths: list[str | None] = []
     tables = []
-    for path, version in files.items():
-        url = system.unstrip_protocol(path)
+    for url in versions:
         with _reading, file_errors(url, UsageError):
             file = _opened(url)
             features = Features.from_arrow_schema(file.schema_arrow)
-            column, *others = image_columns(features, source)
-            tables.append(file.read(columns=[name for name in features if name not in (column, *others)]))
-            cells = file.read(columns=[f"{column}.path"]).column(column).to_pylist()
-            paths += [cell and cell["path"] for cell in cells]
+            images = image_columns(features, source)
+            tables.append(file.read(columns=[name for name in features if name not in images]))
             for group in range(file.num_row_groups):
-                for row in range(file.metadata.row_group(group).num_rows):
-                    place_ = ParquetRow(url, column, group, row)
-                    of_row = version and f"{version} {group} {row}"
-                    pictures.append(Picture(f"{source}, row {len(pictures)}", place_, place_, of_row))
+                rows = range(file.metadata.row_group(group).num_rows)
+                places += [ParquetRow(url, images[0], group, row) for row in rows]
+            of_paths = file.read(columns=[f"{images[0]}.path"])  # without the bytes of the images
+            cells = of_paths.column(0).to_pylist() if of_paths.num_columns else []
+            paths += [cell and cell["path"] for cell in cells]
     with file_errors(source, UsageError):
         columns = named_columns(pyarrow.concat_tables(tables).to_pydict(), features)
-    has_paths = all(paths) and len(set(paths)) == len(paths)
-    return FoundImages(np.array(paths) if has_paths else np.arange(len(pictures)), columns, pictures)
+    pictures = [
+        Picture(f"{source}, row {row}", one, one, versions[one.url] and f"{versions[one.url]} {one.group} {one.row}")
+        for row, one in enumerate(places)
+    ]
+    have_ids = all(paths) and len(set(paths)) == len(places)
+    return FoundImages(np.array(paths) if have_ids else np.arange(len(places)), columns, pictures)
 
 
 @dataclass(frozen=True)
