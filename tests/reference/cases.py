@@ -53,7 +53,7 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"model": "classes", "parameters": MANY} | ONE,
     ),
     **{
-        objective: (["d-trak", "step-trak"], {"objective": objective, "parameters": MANY})
+        objective: (["d-trak", "step-trak"], {"objective": objective, "parameters": MANY, "timesteps": "400,900"})
         for objective in ("simple", "elbo", "avg", "l1", "l2", "linf", "interpolated(0.3)")  # L_Square is d-trak's
     },
 }

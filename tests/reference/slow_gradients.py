@@ -32,7 +32,7 @@ class Asked:
     queries: Path
     checkpoints: Path
     retrained: Path
-    timesteps: int = 2
+    timesteps: int | str = 2
     draws: int = 1
     seed: int = 0
     parameters: str | None = None
@@ -59,10 +59,14 @@ class Asked:
     @property
     def uniform(self) -> list[tuple[int, int]]:
         """The timestep and the draw of every copy."""
+        if isinstance(self.timesteps, str):
+            return [(int(t), draw) for t in self.timesteps.split(",") for draw in range(self.draws)]
         return list(product(range(0, 1000, 1000 // self.timesteps)[: self.timesteps], range(self.draws)))
 
     @property
     def visible(self) -> list[tuple[int, int]]:
+        if isinstance(self.timesteps, str):
+            return self.uniform
         past = np.cumsum(np.sqrt(KEPT)) / np.sqrt(KEPT).sum()
         steps = [int(np.argmax(past >= (i + 0.5) / self.timesteps)) for i in range(self.timesteps)]
         return list(product(steps, range(self.draws)))

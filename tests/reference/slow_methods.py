@@ -106,13 +106,9 @@ def das(asked: Asked) -> Array:
 
 def journey_trak(asked: Asked, model: Path | None = None) -> Array:
     """TRAK, with the gradients of queries at the x̂_0(x_t) of their trajectories; if at one step, of ten draws."""
-    with np.load(asked.queries) as arrays:
-        drawn = [
-            ddim(asked.model, seed, asked.ddim_steps, label)
-            for seed, label in zip(arrays["seed"].tolist(), arrays["labels"].tolist(), strict=True)
-        ]
-    model, features = model or asked.model, []
-    for estimates, (_, label) in zip(drawn, pictures(asked.queries), strict=True):
+    model, features, seeds = model or asked.model, [], np.load(asked.queries)["seed"].tolist()
+    for seed, (_, label) in zip(seeds, pictures(asked.queries), strict=True):
+        estimates = ddim(asked.model, seed, asked.ddim_steps, label)
         passed = {t: (clean, label) for t, clean in estimates.items() if asked.step in (None, t)}
         copies = product(passed, range(asked.draws if asked.step is None else 10))
         values = [value_of("simple", *predicted(model, passed[t], t, draw, asked.seed), t) for t, draw in copies]
