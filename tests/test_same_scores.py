@@ -1,6 +1,7 @@
 """Every method gives the scores that it gave before, which tests/same_scores.npz holds. They are asked for through
-`dtrak.attribute` alone. `python tests/test_same_scores.py` writes the file anew."""
+`dtrak.attribute` alone. `python tests/test_same_scores.py CASE` writes what the file has of a case anew."""
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -92,19 +93,12 @@ def images_of(kind: str, folder: Path) -> dtrak.Images:
     return dtrak.load_images("digits:train").select(range(12 if kind == "unet" else 200))
 
 
-def pictures_of(kind: str, model: dtrak.DiffusionModel, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """What the model draws from `SEEDS`."""
-    from dtrak.models.sampling import sample, to_pixels
+def question_of(kind: str, folder: Path, pictures: NDArray[np.uint8]) -> dict[str, Any]:
+    """Model, images, checkpoints, retrained models, encoder: all that any method needs.
 
-    more: dict[str, Any] = {"prompts": PROMPTS, "guidance": 2.0} if kind == "lora" else {}
-    return np.asarray(to_pixels(sample(model.fitted_to(shape), SEEDS, 5, **more).pictures))
-
-
-def question_of(kind: str, folder: Path, pictures: NDArray[np.uint8] | None) -> dict[str, Any]:
-    """Model, images, checkpoints, retrained models, encoder: all that any method needs."""
+    The queries are pictures that the model drew from `SEEDS` in 5 steps.
+    """
     model, train = model_of(kind, 0, folder), images_of(kind, folder)
-    if pictures is None:
-        pictures = pictures_of(kind, model, train.shape)
     queries = dtrak.images_from(pictures, name="drawn", seed=SEEDS, caption=PROMPTS)
     random, retrained, masks = np.random.default_rng(1), folder / "benchmark", random_halves(SUBSETS, len(train))
     losses = masks[:, :5] @ random.random((5, len(queries))) + 0.1 * random.random((2, SUBSETS, len(queries)))
@@ -137,7 +131,7 @@ def asking(folder: Path, kept: dict[str, NDArray[Any]]) -> Ask:
     @cache
     def question(kind: str) -> dict[str, Any]:
         (folder / kind).mkdir()
-        return question_of(kind, folder / kind, kept.get(f"{kind} drew"))
+        return question_of(kind, folder / kind, kept[f"{kind} drew"])
 
     def ask(case: str) -> dict[str, NDArray[Any]]:
         """Scores [Q, N] by method, and self-influence [N] where a method has it."""
@@ -180,10 +174,10 @@ def test_scores_that_will_move_once(case: str, ask: Ask, kept: dict[str, NDArray
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as temporary:
-        ask_now = asking(Path(temporary), {})
-        arrays = {f"{case}: {name}": one for case in CASES for name, one in ask_now(case).items()}
-        for path in ("unet", "lora", "digits"):
-            with np.load(Path(temporary) / path / "benchmark" / "generated.npz") as drawn:
-                arrays[f"{path} drew"] = drawn["images"]
-        np.savez_compressed(KEPT, **arrays)
+    with np.load(KEPT) as arrays, TemporaryDirectory() as temporary:
+        known = dict(arrays)
+        ask_now = asking(Path(temporary), known)
+        for case in sys.argv[1:]:
+            known = {name: one for name, one in known.items() if not name.startswith(f"{case}: ")}
+            known |= {f"{case}: {name}": one for name, one in ask_now(case).items()}
+        np.savez_compressed(KEPT, **known)
