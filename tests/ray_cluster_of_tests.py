@@ -1,4 +1,4 @@
-"""A Ray cluster of three nodes, each of its own processes, all of them on 127.0.0.1."""
+"""A Ray cluster of two nodes, each of its own processes, all of them on 127.0.0.1."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ def ray_nodes(ray_home: None) -> Iterator[Any]:
 
     cluster = Cluster()
     try:
-        for cpus in (0, 1, 1):
+        for cpus in (1, 1):
             cluster.add_node(num_cpus=cpus, **NODE)
         yield cluster
     finally:

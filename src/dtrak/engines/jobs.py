@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 from dtrak.contracts import Context, Engine, Job, Result
-from dtrak.devices import torch_threads
 from dtrak.errors import DtrakError
 
 MOST_DEATHS = 3  # after so many workers have died while running a job, it is given up
@@ -30,6 +29,10 @@ class ThisProcess:
         gpu: bool = False,
         card: int | None = None,
     ) -> Iterator[tuple[Job, Result]]:
+        from dtrak.devices import (
+            torch_threads,  # workers need no torch to start
+        )
+
         for job in jobs:
             with torch_threads(threads):
                 result = work(context, job)

@@ -18,9 +18,8 @@ from typing import Any
 
 from dtrak.checks import shortened
 from dtrak.contracts import Context, Job, Result
-from dtrak.devices import torch_threads
 from dtrak.engines.jobs import MOST_DEATHS, attempt, cores
-from dtrak.engines.pool import VISIBLE_CARDS, chosen_gpus
+from dtrak.engines.pool import THREAD_VARIABLES, VISIBLE_CARDS, chosen_gpus
 from dtrak.errors import DtrakError, UsageError
 
 SECONDS_TO_CONNECT = 10.0
@@ -71,7 +70,7 @@ class RayCluster:
             try:
                 while left:
                     for _ in range(min(self.workers or room, left) - len(calls)):
-                        actor = make(task, threads)
+                        actor = make([task], threads)
                         calls[actor.ready.remote()] = actor, START, "starting a worker"
                     (done,), _ = ray.wait(list(calls))
                     actor, index, job = calls.pop(done)
@@ -162,13 +161,14 @@ class Actor:
     which is gone after the cluster is closed.
     """
 
-    def __init__(self, task: tuple[Callable[[Any, Any], Any], Any], threads: int) -> None:
-        self.work, self.context = task
-        self.threads = threads
+    def __init__(self, task: list[Any], threads: int) -> None:
+        import ray
+
+        os.environ |= dict.fromkeys(THREAD_VARIABLES, str(threads))  # before torch is loaded, which comes with the task
+        self.work, self.context = ray.get(task[0])
 
     def ready(self) -> bytes:
         return pickle.dumps(None)
 
     def run(self, job: Any) -> bytes:
-        with torch_threads(self.threads):
-            return pickle.dumps(attempt(self.work, self.context, job))
+        return pickle.dumps(attempt(self.work, self.context, job))
