@@ -13,6 +13,7 @@ from marking import PATHS
 
 TOKEN = secrets.token_hex(32)  # one for all clusters of this process, as Ray reads it once
 NODE = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
+NODE |= {"include_log_monitor": False, "no_monitor": True}  # processes that take time to start
 
 
 @pytest.fixture(scope="module")
