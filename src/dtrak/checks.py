@@ -16,28 +16,19 @@ MOST: Mapping[str, int] = {
     "validation": PICTURES,
     "generated": PICTURES,
     "pictures": PICTURES,
-    "images": 10**12,  # of a plan
     "top": 10**6,  # images that are kept of each end of a query's scores
     "remove": 10**9,  # it is also compared with the number of images
     "draws": 10**6,
     "noises": 10**6,
-    "num_train_timesteps": 10**5,
     "projection_dim": 2**20,
     "batch_size": 10**6,
-    "epochs": 10**6,
-    "checkpoints": 1000,
     "subsets": 10**4,
     "seeds": 100,
     "checkpoint_count": 1000,
     "ensemble_size": 10**4,
     "retrained_count": 10**4,
     "size": 8192,  # pixels along a side
-    "rank": 10**4,
-    "channels": 2**16,  # of a network's block
-    "blocks": 16,
-    "layers_per_block": 64,
     "workers": 1024,
-    "port": 2**16 - 1,
     "step": 10**5,
     "seed": SEED,
     "first_seed": SEED - PICTURES,  # the pictures after the first have larger seeds

@@ -283,7 +283,7 @@ Port = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        parser=whole_number(0, MOST["port"]),
+        parser=whole_number(0, 2**16 - 1),
         help="The port to listen on; 0 takes any free one.",
         show_default="8321, or the next free one",
     ),

@@ -13,7 +13,7 @@ from dtrak.tables import check_table_path, show, tell, write_table
 
 Count = Annotated[
     int,
-    typer.Option("--images", metavar="N", parser=whole_number(1, MOST["images"]), help="How many training images."),
+    typer.Option("--images", metavar="N", parser=whole_number(1, 10**12), help="How many training images."),
 ]
 Planned = Annotated[str, typer.Option(metavar="MODEL", help="A diffusers folder or a hub id.")]
 Gpus = Annotated[

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dtrak.checks import MOST, Fraction, Positive, Section, first_difference
+from dtrak.checks import Fraction, Positive, Section, first_difference
 from dtrak.contracts import Difference, Shape
 from dtrak.errors import UsageError
 from dtrak.files import full_name
@@ -47,7 +47,7 @@ from dtrak.models.schedulers import as_latent, check_schedule
 class LoRA(Section):
     """Which layers of a frozen network get a trained update of low rank; the fields have the names of peft."""
 
-    rank: Annotated[Positive, Field(le=MOST["rank"])]
+    rank: Annotated[Positive, Field(le=10**4)]
     alpha: Positive  # the update is scaled by alpha / rank
     dropout: Fraction = 0.0
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("to_q", "to_k", "to_v", "to_out.0")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue
 
-from dtrak.checks import MOST, OpenFraction, Positive, Section, first_difference, shortened
+from dtrak.checks import OpenFraction, Positive, Section, first_difference, shortened
 from dtrak.contracts import Difference, Shape
 from dtrak.errors import UsageError
 from dtrak.files import whole_folder, write_json
@@ -37,8 +37,9 @@ LAYOUTS = (("unet", "scheduler"), (".", "."))
 DROPOUT = 0.1  # the paper's value, used unless a recipe gives another
 CLASSES = "classes.json"  # the labels of classes, by their names
 
-Channels = Annotated[int, Field(gt=0, le=MOST["channels"])]
-Names = Annotated[list[str], Field(min_length=1, max_length=MOST["blocks"])]
+MOST = 2**16  # no whole number of a U-Net is larger
+Channels = Annotated[int, Field(gt=0, le=MOST)]
+Names = Annotated[list[str], Field(min_length=1, max_length=16)]
 
 
 class Checked(Section):
@@ -47,10 +48,10 @@ class Checked(Section):
     model_config = ConfigDict(extra="allow", strict=True)
     __pydantic_extra__: dict[str, JsonValue]
 
-    block_out_channels: Annotated[list[Channels], Field(min_length=1, max_length=MOST["blocks"])] | None = None
+    block_out_channels: Annotated[list[Channels], Field(min_length=1, max_length=16)] | None = None
     down_block_types: Names | None = None
     up_block_types: Names | None = None
-    layers_per_block: Annotated[int, Field(gt=0, le=MOST["layers_per_block"])] = 1
+    layers_per_block: Annotated[int, Field(gt=0, le=64)] = 1
     norm_num_groups: Channels = 1
     attention_head_dim: Channels | None = None
     attn_norm_num_groups: Channels | None = None
@@ -66,8 +67,8 @@ def _checked(unet: dict[str, Any]) -> dict[str, Any]:
     Checked.model_validate(unet)
     for name, value in unet.items():
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int) and abs(number) > MOST["channels"]:
-                said = f"it must be at most {MOST['channels']:,} (it says {shortened(number)})"
+            if isinstance(number, int) and abs(number) > MOST:
+                said = f"it must be at most {MOST:,} (it says {shortened(number)})"
                 raise ValueError(f"model.unet.{name}: {said}")
     return unet
 
@@ -75,7 +76,7 @@ def _checked(unet: dict[str, Any]) -> dict[str, Any]:
 class Schedule(Section):
     """The noise schedule; the fields have the names of diffusers."""
 
-    num_train_timesteps: Annotated[Positive, Field(le=MOST["num_train_timesteps"])] = 1000
+    num_train_timesteps: Annotated[Positive, Field(le=10**5)] = 1000
     beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2"] = "linear"
     beta_start: OpenFraction = 1e-4
     beta_end: OpenFraction = 0.02

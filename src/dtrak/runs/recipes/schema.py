@@ -50,7 +50,7 @@ Model = Annotated[SerializeAsAny[Section], BeforeValidator(_validated_by_family)
 class Training(Section):
     """How the model is trained; the defaults are the paper's."""
 
-    epochs: Annotated[Positive, Field(le=MOST["epochs"])]
+    epochs: Annotated[Positive, Field(le=10**6)]
     batch_size: Annotated[Positive, Field(le=MOST["batch_size"])] = 128
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-4
     warmup: Fraction = 0.1  # share of the steps in which the rate rises; then it falls to zero as a cosine
@@ -60,7 +60,7 @@ class Training(Section):
     flip: bool = False  # random horizontal flips
     prompt_dropout: Fraction = 0.0  # share of the prompts that is left empty, for guidance
     autocast: bool = False  # forward passes use bfloat16; weights and their gradients stay in float32
-    checkpoints: Annotated[Positive, Field(le=MOST["checkpoints"])] = 4  # that are kept, evenly spaced
+    checkpoints: Annotated[Positive, Field(le=1000)] = 4  # that are kept, evenly spaced
     seed: Seed = 0
 
 
