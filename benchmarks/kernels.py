@@ -22,12 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dtrak.features.store import FeatureStore
-from dtrak.kernels.copies import CopyFeatures
 from dtrak.kernels.damping import GRIDS, Damping
-from dtrak.kernels.gram import fit_gram
-from dtrak.kernels.pooled import fit_pooled
-from dtrak.kernels.ridge import decompose
-from dtrak.kernels.solved import solve
+from dtrak.kernels.ridge import Ridge
+from dtrak.kernels.rows import CopyRows
 
 SMALLER = 2048  # the k at which the explicit inverse is timed
 
@@ -82,7 +79,7 @@ def make_store(folder: Path, train: int, copies: int | None, dim: int) -> None:
 
 def queries_for(store: FeatureStore, count: int) -> np.ndarray:
     scale = np.arange(1, store.dim + 1, dtype=np.float32) ** -0.75
-    shape = (count, *store.shape)
+    shape = (count, *((1, store.dim) if len(store.shape) == 1 else store.shape))
     return np.random.default_rng(0).standard_normal(shape, dtype=np.float32) * scale
 
 
@@ -103,7 +100,8 @@ def sweep(folder: Path, count: int, dampings: tuple[Damping, ...]) -> tuple[dict
     store = FeatureStore.open(next(folder.glob("train-*")))
     queries, before = queries_for(store, count), peak_memory()
     parts, clock = {}, time.perf_counter()
-    kernel = decompose(store) if len(store.shape) == 1 else fit_pooled(CopyFeatures([store]))
+    kernel = Ridge.of(CopyRows([store], unit=len(store.shape) > 1))
+    _ = kernel.eigenvalues
     parts["decompose"], clock = time.perf_counter() - clock, time.perf_counter()
     coordinates = kernel.coordinates(queries)
     parts["queries"], clock = time.perf_counter() - clock, time.perf_counter()
@@ -115,15 +113,16 @@ def sweep(folder: Path, count: int, dampings: tuple[Damping, ...]) -> tuple[dict
 
 def one_damping(folder: Path, count: int) -> tuple[dict[str, float], float]:
     """The same for the first λ alone, as the commands do it if they are asked for one."""
-    features = CopyFeatures([FeatureStore.open(next(folder.glob("train-*")))])
-    queries, before = queries_for(features.stores[0], count), peak_memory()
+    store = FeatureStore.open(next(folder.glob("train-*")))
+    queries, before = queries_for(store, count), peak_memory()
     parts, clock = {}, time.perf_counter()
-    gram = fit_gram(features)
-    kernel = solve(gram, GRIDS["paper"][0].absolute(gram), features)
+    kernel = Ridge.of(CopyRows([store], unit=True), one_damping=True)
+    damping = GRIDS["paper"][0].absolute(kernel)
+    kernel.squares(damping, 1, slice(0, 1))  # makes the factor
     parts["solve"], clock = time.perf_counter() - clock, time.perf_counter()
     coordinates = kernel.coordinates(queries)
     parts["queries"], clock = time.perf_counter() - clock, time.perf_counter()
-    kernel.scores(coordinates, kernel.damping)
+    kernel.scores(coordinates, damping)
     parts["scores"] = time.perf_counter() - clock
     return parts, peak_memory() - before
 
@@ -132,7 +131,7 @@ def explicit_inverse(folder: Path, count: int, dim: int) -> tuple[tuple[float, f
     """Seconds of the inverse and of the products for one λ, in float32 as the paper's code has it."""
     store = FeatureStore.open(next(folder.glob("train-*")))
     train = torch.cat([block[:, :dim] for _, block in store.blocks()])
-    queries = torch.from_numpy(queries_for(store, count)[:, :dim])
+    queries = torch.from_numpy(queries_for(store, count)[:, 0, :dim])
     clock = time.perf_counter()
     gram = train.T @ train + 1.0 * torch.eye(dim)
     products = time.perf_counter() - clock

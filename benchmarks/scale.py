@@ -40,11 +40,12 @@ from dtrak.attribution.top_scores import TopScores
 from dtrak.features.store import FeatureStore
 from dtrak.images.images import Images
 from dtrak.inputs.arrays import TrainingKernel
-from dtrak.inputs.gradients import Gradients, with_stores, without_queries
+from dtrak.inputs.gradients import GradientSource, with_stores, without_queries
+from dtrak.inputs.needs import needed_by
 from dtrak.inputs.settings import Settings
 from dtrak.inputs.task import Task
 from dtrak.kernels.damping import Damping
-from dtrak.methods import get_method, needed_by
+from dtrak.methods import METHODS, Gradients
 
 SIZES = ((100_000, 1024), (300_000, 1024), (1_000_000, 1024), (100_000, 4096))
 QUERIES, TOP = 40, 20
@@ -159,7 +160,7 @@ def rule(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
 
 def question(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
     """Score all images for one picture, and hold the strongest."""
-    kernel, asked = training(folder, rows), queries(real, dim)[:1]
+    kernel, asked = training(folder, rows), queries(real, dim)[:1, None]
     holder, scores = TopScores(TOP, {}), kernel.kernel.scores(kernel.kernel.coordinates(asked), kernel.absolute(AUTO))
     holder.add(scores)
     np.save(folder / "scores.npy", scores[0])
@@ -168,7 +169,7 @@ def question(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
 
 def build(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
     """Make an index."""
-    index = build_index(task(folder, rows), get_method("d-trak"), AUTO, folder / "index", ("synthetic", None, None))
+    index = build_index(task(folder, rows), METHODS["d-trak"], AUTO, folder / "index", ("synthetic", None, None))
     size = sum(path.stat().st_size for path in index.folder.rglob("*") if path.is_file())
     return {"index MB": round(size / 1e6), "numbers": index.description.numbers}
 
@@ -179,11 +180,11 @@ def search(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
     index, asked = Index.open(folder / "index"), queries(real, dim)
     index.prepare()
     opened = time.perf_counter() - started
-    index.nearest([asked[:1]], TOP)
+    index.nearest([asked[:1, None]], TOP)
     taken, found = [], []
     for query in asked:
         started = time.perf_counter()
-        found.append(index.nearest([query[None]], TOP)[0][0])
+        found.append(index.nearest([query[None, None]], TOP)[0][0])
         taken.append(time.perf_counter() - started)
     np.save(folder / "found.npy", np.stack(found))
     return {
@@ -195,7 +196,7 @@ def search(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
 
 def compare(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
     """Compare what was found with the strongest by exact scores."""
-    kernel, asked = training(folder, rows), queries(real, dim)
+    kernel, asked = training(folder, rows), queries(real, dim)[:, None]
     scores = kernel.kernel.scores(kernel.kernel.coordinates(asked), kernel.absolute(AUTO))
     best = [np.argpartition(-row, TOP)[:TOP] for row in scores]
     found = np.load(folder / "found.npy")
@@ -209,16 +210,21 @@ def queries(real: Path, dim: int) -> NDArray[np.float32]:
 
 def task(folder: Path, rows: int) -> Task:
     """Return the task of attribution with these features. Its model and its images are only names."""
-    method, settings = get_method("d-trak"), Settings(damping="auto")
+    method, settings = METHODS["d-trak"], Settings(damping="auto")
     images = Images("synthetic", np.arange(rows), {}, (1, 8, 8), np.empty(0, dtype=np.object_))
     model = cast(Any, SimpleNamespace(fingerprint="synthetic"))
     asked = Task(model, images, images, settings, folder, needed_by([method], None, AUTO))
-    assert isinstance(method.source, Gradients)
-    return without_queries(with_stores(asked, method.source, folder), method.source)
+    return without_queries(with_stores(asked, source(), folder), source())
+
+
+def source() -> GradientSource:
+    needs = METHODS["d-trak"].needs
+    assert isinstance(needs, Gradients)
+    return GradientSource(METHODS["d-trak"], needs)
 
 
 def training(folder: Path, rows: int) -> TrainingKernel:
-    (vectors,) = get_method("d-trak").source.inputs(task(folder, rows))
+    (vectors,) = source().inputs(task(folder, rows))
     found: TrainingKernel = vectors.training
     return found
 

@@ -13,42 +13,54 @@ from findings import Finding
 from study import Array, Measured, Study, middles
 from torch import Tensor
 
+from dtrak.contracts import Rows
 from dtrak.gradients.copies import Copies, select_timesteps
 from dtrak.gradients.objectives import get_objective
 from dtrak.images.images import Images
-from dtrak.inputs.gradients import Gradients
-from dtrak.kernels.copies import CopyFeatures, OneCopy
+from dtrak.kernels import Ridge
 from dtrak.kernels.damping import GRIDS
-from dtrak.kernels.pooled import fit_pooled
-from dtrak.kernels.preconditioner import ArrayRows
-from dtrak.kernels.ridge import decompose
-from dtrak.methods import METHODS, Method, get_method
+from dtrak.kernels.rows import ArrayRows, CopyRows, OneRow
+from dtrak.methods import METHODS, Gradients, Method
+from dtrak.methods import Ridge as RidgeOf
 from dtrak.tables import Cell, Entry, Table
 
-
-def of_checkpoints(method: Method) -> Method:
-    """The mean of a method's scores over four models of the training, each with a kernel of its own."""
-    assert isinstance(method.source, Gradients)
-    return replace(method, name=f"{method.name}-of-checkpoints", source=replace(method.source, models="checkpoints"))
+OURS, STEP_TRAK = "step-trak", METHODS["step-trak"]
 
 
+class OfMeans(Ridge):
+    """The kernel of all copies, which scores the mean of an image's copies."""
+
+    def coordinates(self, rows: Array) -> Array:
+        return super().coordinates(rows.mean(1, keepdims=True))
+
+
+def of_means(rows: Rows) -> OfMeans:
+    return OfMeans.of(rows, scored=OneRow(rows))
+
+
+def variant(name: str, **changes: object) -> Method:
+    """step-trak with other fields, of its record or of the gradients that it needs."""
+    needs = {field: value for field, value in changes.items() if field in Gradients.__dataclass_fields__}
+    others = {field: value for field, value in changes.items() if field not in needs}
+    return replace(STEP_TRAK, name=f"{OURS}-{name}", needs=replace(STEP_TRAK.needs, **needs), **others)
+
+
+PLAIN = variant("not-squared", square=False, kernel=RidgeOf("rows"))  # with the rule for scores that are not squared
 OBJECTIVES = ("simple", "square", "avg", "interpolated(0)", "probe")
 TIMESTEPS = (2, 5, 10, 30)
 AVERAGING = ("trak", "d-trak", "mixed-trak")
-OURS = "step-trak"
-OF_CHECKPOINTS = METHODS.add("step-trak-of-checkpoints", of_checkpoints(get_method(OURS)))
 WAYS = ("averaged", "a kernel a copy", "pooled, means", "pooled, apart", "the same, unit length")
 IMAGES_OF_U, IMAGES_OF_GAP = 200, 400
-VARIANTS: dict[str, dict[str, object]] = {
+VARIANTS: dict[str, dict[str, object]] = {  # settings, and another `method`
     "as it is: K = 10, k = 4,096": {},
     "all layers": {"parameters": "all"},
     "the up blocks alone": {"parameters": r"^up_blocks\."},
-    "scores as they are, not squared": {"sharpening": "none"},
+    "scores as they are, not squared": {"method": PLAIN},
     "timesteps in the middles of equal intervals": {"timesteps": middles(10)},
-    "both of these": {"sharpening": "none", "timesteps": middles(10)},
-    "gradients of their own length": {"length": "own"},
-    "copies averaged": {"copies": "averaged"},
-    "a kernel for each copy": {"kernel": "per-copy"},
+    "both of these": {"method": PLAIN, "timesteps": middles(10)},
+    "gradients of their own length": {"method": variant("own-lengths", unit=False)},
+    "copies averaged": {"method": variant("of-means", kernel=of_means)},
+    "a kernel for each copy": {"method": variant("of-each-copy", kernel=RidgeOf("trace", pooled=False))},
     "objective square": {"objective": "square"},
     "the sketch, all layers": {"projection": "sketch", "parameters": "all"},
     "noise of its own for each image": {"noise": "per-image"},
@@ -100,12 +112,15 @@ def timesteps(study: Study) -> Finding:
 def variants(study: Study) -> Finding:
     """What each choice of step-trak is worth, with λ by rule and with the best λ."""
     rows = list[list[Entry]]()
-    ways = {name: (OURS, settings) for name, settings in VARIANTS.items()}
+    ways = dict(VARIANTS)
     if study.checkpoints:
-        ways |= {"the mean over four checkpoints": (OF_CHECKPOINTS, dict(study.checkpoints))}
-    for name, (method, settings) in ways.items():
+        of_checkpoints = variant("of-checkpoints", models="checkpoints")
+        ways |= {"the mean over four checkpoints": {"method": of_checkpoints, **study.checkpoints}}
+    for name, settings in ways.items():
+        method = settings.get("method", STEP_TRAK)
+        asked = {"timesteps": 10} | {one: value for one, value in settings.items() if one != "method"}
         cells = [
-            study.measure([method], queries=kind, **{"timesteps": 10, "damping": damping, **settings})[method]
+            study.measure([method], queries=kind, **asked, damping=damping)[method.name]
             for kind in study.query_kinds
             for damping in ("auto", "best")
         ]
@@ -117,25 +132,23 @@ def variants(study: Study) -> Finding:
 def scores_of_ways(rows: Rows, kinds: list[str]) -> dict[str, dict[str, Curves]]:
     """For each way and each kind of queries, the scores with every λ of the grid."""
     found: dict[str, dict[str, Curves]] = {way: {} for way in WAYS}
-    stored, unit = (CopyFeatures([ArrayRows(rows["train"])], is_unit) for is_unit in (False, True))
-    queries = {kind: torch.from_numpy(rows[kind]) for kind in kinds}
-    averaged = decompose(ArrayRows(rows["train"].mean(1)))
-    pooled, of_unit = fit_pooled(stored), fit_pooled(unit)
-    of_means = replace(pooled, features=stored.mean())  # the same kernel
-    own = [decompose(OneCopy(stored, copy)) for copy in range(rows["train"].shape[1])]
-    for kind, asked in queries.items():
-        found["averaged"][kind] = _curve(averaged, asked.mean(1).numpy())
-        of_each = [_curve(kernel, asked[:, copy].numpy()) for copy, kernel in enumerate(own)]
+    stored, unit = (CopyRows([ArrayRows(rows["train"])], is_unit) for is_unit in (False, True))
+    averaged, pooled, means, of_unit = Ridge.of(OneRow(stored)), Ridge.of(stored), of_means(stored), Ridge.of(unit)
+    own = [Ridge.of(OneRow(stored, copy)) for copy in range(rows["train"].shape[1])]
+    for kind in kinds:
+        asked = rows[kind]
+        found["averaged"][kind] = _curve(averaged, asked.mean(1, keepdims=True))
+        of_each = [_curve(kernel, asked[:, [copy]]) for copy, kernel in enumerate(own)]
         found["a kernel a copy"][kind] = [np.mean(one, axis=0) for one in zip(*of_each, strict=True)]
-        found["pooled, means"][kind] = _curve(of_means, stored.mean().prepared([asked]).numpy())
-        found["pooled, apart"][kind] = _curve(pooled, stored.prepared([asked]).numpy())
-        found["the same, unit length"][kind] = _curve(of_unit, unit.prepared([asked]).numpy())
+        found["pooled, means"][kind] = _curve(means, asked)
+        found["pooled, apart"][kind] = _curve(pooled, asked)
+        found["the same, unit length"][kind] = _curve(of_unit, CopyRows([ArrayRows(asked)], unit=True)[:])
     return found
 
 
-def _curve(kernel: object, queries: Array) -> Curves:
-    coordinates = kernel.coordinates(queries)  # type: ignore[attr-defined]
-    return [kernel.scores(coordinates, one.absolute(kernel)) for one in GRIDS["log"]]  # type: ignore[attr-defined]
+def _curve(kernel: Ridge, queries: Array) -> Curves:
+    coordinates = kernel.coordinates(queries)
+    return [kernel.scores(coordinates, one.absolute(kernel)) for one in GRIDS["log"]]
 
 
 def loss_gap(study: Study) -> tuple[float, float]:

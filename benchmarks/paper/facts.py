@@ -7,9 +7,7 @@ from findings import Finding
 from study import Study
 
 from dtrak.evaluation.lds import mean_losses, spearman
-from dtrak.kernels.damping import Damping
-from dtrak.kernels.preconditioner import ArrayRows, effective_dimension
-from dtrak.kernels.ridge import decompose
+from dtrak.kernels import ArrayRows, Damping, Ridge
 from dtrak.tables import Cell, Entry, Table
 
 
@@ -37,8 +35,8 @@ def directions(study: Study) -> Finding:
     for name in names:
         found = study.measure(("d-trak",), objective=name, timesteps=10)["d-trak"]
         assert found.damping is not None
-        kernel = decompose(ArrayRows(train[name]))
-        kept = effective_dimension(kernel, Damping.parse(found.damping).absolute(kernel))
+        kernel = Ridge.of(ArrayRows(train[name]))
+        kept = kernel.dimension(Damping.parse(found.damping).absolute(kernel))
         cells = Cell(found.damping, f"{found.damping:.2g}"), Cell(kept, f"{kept:.0f}")
         rows.append([name, *cells, Cell(kept / len(kernel), f"{kept / len(kernel):.2f}")])
     heads = ["objective", "best λ ÷ mean eigenvalue", "directions d(λ)", "d ÷ images"]

@@ -14,10 +14,8 @@ from study import Array, Study
 from torch import Tensor, nn
 
 from dtrak.gradients.copies import timesteps_of
-from dtrak.kernels.copies import CopyFeatures
+from dtrak.kernels import ArrayRows, CopyRows, Ridge
 from dtrak.kernels.damping import GRIDS
-from dtrak.kernels.pooled import fit_pooled
-from dtrak.kernels.preconditioner import ArrayRows
 from dtrak.noise import stream
 from dtrak.tables import Entry, Table
 
@@ -68,20 +66,19 @@ def _over_masks(study: Study) -> Curves:
 def _plain(study: Study, objectives: Sequence[str], weights: str | None = None) -> Curves:
     """Scores that are not squared, for each kind of queries and every λ."""
     found = study.features(objectives, apart=True, timesteps=COPIES)
-    features = CopyFeatures([ArrayRows(found["train"][one]) for one in objectives])
-    kernel = fit_pooled(features)
+    kernel = Ridge.of(CopyRows([ArrayRows(found["train"][one]) for one in objectives], unit=True))
     of_copies = _weights(study, found["train"]["simple"], weights)
     curves: Curves = {}
     for kind in study.query_kinds:
-        asked = features.prepared([torch.from_numpy(found[kind][one]) for one in objectives])  # [Q, C, k]
+        asked = CopyRows([ArrayRows(found[kind][one]) for one in objectives], unit=True)[:]  # [Q, C, k]
         if of_copies is not None:
             asked = asked * of_copies[:, None]
-        coordinates = kernel.coordinates(asked.numpy())
+        coordinates = kernel.coordinates(asked)
         curves[kind] = [kernel.scores(coordinates, one.absolute(kernel)) for one in GRIDS["log"]]
     return curves
 
 
-def _weights(study: Study, train: Array, name: str | None) -> Tensor | None:
+def _weights(study: Study, train: Array, name: str | None) -> Array | None:
     """The weight of each copy's scores, [C]."""
     if name is None:
         return None
@@ -90,7 +87,7 @@ def _weights(study: Study, train: Array, name: str | None) -> Tensor | None:
     schedule = np.diff(ends)
     lengths = np.linalg.norm(train, axis=2).mean(0)
     chosen = {"schedule": schedule, "length": lengths, "both": schedule * lengths}[name]
-    return torch.from_numpy((chosen / chosen.mean()).astype(np.float32))
+    return (chosen / chosen.mean()).astype(np.float32)
 
 
 def _squared(scores: Array) -> Array:

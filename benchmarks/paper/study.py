@@ -22,12 +22,12 @@ from dtrak.features.featurizing import featurize
 from dtrak.files import write_text
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import Images
-from dtrak.inputs.arrays import Vectors
 from dtrak.inputs.benchmark import Benchmark
 from dtrak.inputs.settings import Settings
+from dtrak.inputs.source_of import source_of
+from dtrak.kernels import ArrayRows, Ridge
 from dtrak.kernels.damping import GRIDS, Damping
-from dtrak.kernels.preconditioner import ArrayRows
-from dtrak.methods import get_method
+from dtrak.methods import METHODS, Method
 from dtrak.models import load_model
 from dtrak.noise import gaussian, stable_hash
 from dtrak.runs.run import RETRAINED, Run
@@ -105,16 +105,19 @@ class Study:
         folder = None if self.run is None else self.run / RETRAINED
         return Benchmark.open(folder) if folder is not None and (folder / "masks.npy").exists() else None
 
-    def measure(self, methods: Sequence[str], model: Path | None = None, **settings: Any) -> dict[str, Measured]:
+    def measure(
+        self, methods: Sequence[str | Method], model: Path | None = None, **settings: Any
+    ) -> dict[str, Measured]:
         """The LDS of each method, by `compare`; the paper takes the best damping in hindsight, and so does this."""
         settings = {"damping": "best", "encoder": self.encoder, **_given(settings)}
+        names = tuple(one.name if isinstance(one, Method) else one for one in methods)
 
         def ask() -> str:
             cache, asked = self.cache(model, **settings), {name: settings[name] for name in ASKED if name in settings}
             wanted = self.settings(settings)
             return compare(self.benchmark, methods, cache, wanted, model=model, device=self.device, **asked).json()
 
-        content = json.loads(self._once(ask, "compare", methods, str(model), sorted(settings.items())))["methods"]
+        content = json.loads(self._once(ask, "compare", names, str(model), sorted(settings.items())))["methods"]
         return {
             name: Measured(one["lds"], one["bootstrap_std"], one["damping"], tuple(map(tuple, one["curve"])))
             for name, one in content.items()
@@ -142,8 +145,9 @@ class Study:
 
         def ask() -> str:
             train, asked = make()
-            vectors = Vectors(ArrayRows(train), asked)
-            values = [vectors.kernel.scores(vectors.coordinates, vectors.absolute(one)) for one in GRIDS["log"]]
+            kernel = Ridge.of(ArrayRows(train))
+            coordinates = kernel.coordinates(asked[:, None])
+            values = [kernel.scores(coordinates, one.absolute(kernel)) for one in GRIDS["log"]]
             return json.dumps(self._best(values, queries, output))
 
         return Measured(**json.loads(self._once(ask, "kernel", question, queries, output)))
@@ -237,7 +241,7 @@ class Study:
             images = len(self.benchmark.train) + len(self.benchmark.queries("validation"))
             return json.dumps(max(0.0, more - less) / some * images)
 
-        question = ("seconds", some, get_method(method).source, sorted(settings.items()))
+        question = ("seconds", some, METHODS[method].needs, sorted(settings.items()))
         return float(json.loads(self._once(ask, *question)))
 
     def _timed(self, method: str, images: int, settings: dict[str, Any]) -> float:
@@ -248,7 +252,7 @@ class Study:
         with TemporaryDirectory() as folder:
             task, (one,) = prepare(self.model, train, queries, [method], wanted, Path(folder), self.device)
             started = clock()
-            one.source.seconds(task)
+            source_of(one).seconds(task)
             return clock() - started
 
     def cache(self, model: Path | None, **settings: Any) -> Path:

@@ -9,10 +9,9 @@ from study import MISSING, Array, Study, middles
 from dtrak.features.inputs import model_inputs
 from dtrak.features.residuals import residuals_of
 from dtrak.features.settings import FeatureSettings
+from dtrak.kernels import ArrayRows, Ridge
 from dtrak.kernels.damping import GRIDS
-from dtrak.kernels.preconditioner import ArrayRows
-from dtrak.kernels.ridge import decompose
-from dtrak.methods import get_method
+from dtrak.methods import METHODS
 from dtrak.tables import Cell, Entry, Table
 
 SUCCESSORS = ("retrac", "nda", "das", "ek-fac")
@@ -33,7 +32,7 @@ PARTS: dict[str, tuple[bool, bool, bool]] = {
 def successors(study: Study) -> Finding:
     """Each with λ by rule, and with the best λ in hindsight; then das part by part."""
     methods = [*SUCCESSORS, *COMPARED]
-    damped = [method for method in methods if get_method(method).damped]
+    damped = [method for method in methods if METHODS[method].kernel is not None]
     for words, damping, asked in (("damping auto", "auto", methods), ("the best λ in hindsight", "best", damped)):
         rows: list[list[Entry]] = [
             [method, *(_cell(study, method, kind, damping) for kind in study.query_kinds)] for method in asked
@@ -75,11 +74,11 @@ def _scores_of_parts(study: Study) -> Callable[[dict[str, Array], list[str]], di
         copies = rows["train"].shape[1]
         total = {part: {kind: [np.float32(0)] * len(GRIDS["log"]) for kind in kinds} for part in PARTS}
         for copy in range(copies):
-            kernel = decompose(ArrayRows(np.ascontiguousarray(rows["train"][:, copy])))
-            asked = {kind: kernel.coordinates(rows[kind][:, copy]) for kind in kinds}
+            kernel = Ridge.of(ArrayRows(np.ascontiguousarray(rows["train"][:, copy])))
+            asked = {kind: kernel.coordinates(rows[kind][:, [copy]]) for kind in kinds}
             for place, one in enumerate(GRIDS["log"]):
                 damping = one.absolute(kernel)
-                left = np.clip(1 - kernel.self_influence(damping), 1e-6, None)
+                left = np.clip(1 - kernel.squares(damping, 1), 1e-6, None)
                 for part, (squares, has_residuals, has_leverages) in PARTS.items():
                     factor = (residuals[:, copy] if has_residuals else 1) / (left if has_leverages else 1)
                     for kind in kinds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,7 @@ class Kernel(Protocol):
 
 
 Fit = Callable[[Rows], Kernel]
+Rule = Literal["agreement", "rows", "trace", "published"]  # how `auto` finds λ for a kernel: kernels/damping.py
 
 # The inputs of formulas
 

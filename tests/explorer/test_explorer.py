@@ -27,8 +27,8 @@ from dtrak.explorer.uploads import FORMATS
 from dtrak.inputs.arrays import KernelPart, TrainingKernel
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
-from dtrak.kernels.preconditioner import ArrayRows, mean_eigenvalue
-from dtrak.kernels.ridge import RidgeKernel, decompose
+from dtrak.kernels.ridge import Eigen, Ridge
+from dtrak.kernels.rows import ArrayRows, CopyRows
 from dtrak.methods import METHODS
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.runs.run import Run
@@ -133,12 +133,13 @@ def test_self_influence_is_the_diagonal_of_the_kernel(server: Server, run: Path)
 
 def test_the_slider_is_told_where_the_rules_lie(server: Server, run: Path) -> None:
     scale = server.get("damping", method="d-trak", damping=0.2)  # the features are complete then
-    kernel = decompose(dtrak.features.FeatureStore.open(next(run.glob("features/*/train-square-*"))))
+    kernel = Ridge.of(CopyRows([dtrak.features.FeatureStore.open(next(run.glob("features/*/train-square-*")))]))
     assert scale["relative"] == pytest.approx(0.2)
-    absolute = 0.2 * mean_eigenvalue(kernel)
+    mean_eigenvalue = kernel.trace / kernel.size
+    absolute = 0.2 * mean_eigenvalue
     assert scale["dimension"] == pytest.approx((kernel.eigenvalues / (kernel.eigenvalues + absolute)).sum())
     assert scale["rank"] == len(kernel.eigenvalues)
-    spectrum = Damping.parse("spectrum").absolute(kernel) / mean_eigenvalue(kernel)
+    spectrum = Damping.parse("spectrum").absolute(kernel) / mean_eigenvalue
     assert scale["marks"]["spectrum"]["relative"] == pytest.approx(spectrum)
     assert set(scale["marks"]) == {"auto", "spectrum"}  # the recipe's is auto
     assert server.get("damping", method="raw-pixel-cosine") == {}
@@ -296,8 +297,9 @@ def test_asked_pictures_are_there_after_a_restart(own_run: Path) -> None:
 def test_one_damping_of_five_thousand_images_takes_no_solve() -> None:
     random, count = np.random.default_rng(0), 5000
     values, dual = np.sort(random.random(count)), random.random((count, count))
-    kernel = RidgeKernel(values, None, dual, count, ArrayRows(np.empty((count, 0))))
-    live = DampedScores(METHODS["d-trak"], [KernelPart(TrainingKernel(lambda: kernel), random.random((3, count)))])
+    kernel = Ridge(ArrayRows(np.empty((count, 0))), lambda: Eigen(values, dual, count, is_outer=True))
+    training, coordinates = TrainingKernel(lambda: kernel, lambda _: np.nan, "rows"), random.random((3, 1, count))
+    live = DampedScores(METHODS["d-trak"], [KernelPart(training, coordinates)])
     live.scores(Damping.parse("0.1"), slice(0, 1))  # finds the mean eigenvalue, once
     taken = []
     for damping in ("0.01", "0.2", "3", "1", "0.5"):
@@ -305,8 +307,8 @@ def test_one_damping_of_five_thousand_images_takes_no_solve() -> None:
         scores = live.scores(Damping.parse(damping), slice(1, 2))
         taken.append(time.process_time() - started)
     assert min(taken) < 0.1
-    weights = 1 / (kernel.eigenvalues + 0.5 * mean_eigenvalue(kernel))
-    np.testing.assert_allclose(scores[0], kernel.train @ (weights * live.parts[0].coordinates[1]), rtol=1e-5)
+    weights = 1 / (values + 0.5 * values.sum() / count)
+    np.testing.assert_allclose(scores[0], dual @ (weights * coordinates[1, 0]), rtol=1e-5)
 
 
 # the command

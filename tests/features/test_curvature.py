@@ -14,9 +14,9 @@ from dtrak.features.curvature import directions_of, kept_directions
 from dtrak.features.inputs import model_inputs
 from dtrak.features.settings import FeatureSettings
 from dtrak.gradients.kronecker_factors import Directions, OutputProbes
-from dtrak.kernels.damping import Damping
-from dtrak.kernels.kronecker import KroneckerKernel, published_damping
-from dtrak.kernels.preconditioner import ArrayRows
+from dtrak.kernels import ArrayRows
+from dtrak.kernels.damping import automatic
+from dtrak.kernels.kronecker import Kronecker
 from dtrak.noise import gaussian
 from tiny_benchmark import TRAIN
 
@@ -107,19 +107,20 @@ def test_scores_are_those_of_the_dense_inverse() -> None:
     directions = directions_of(model, model_inputs(model, TRAIN), SETTINGS)
     train, queries = (random.normal(size=(count, 400)).astype(np.float32) for count in (70, 3))
     train[5] = 0
-    kernel = KroneckerKernel(directions, ArrayRows(train))
+    kernel = Kronecker(directions, ArrayRows(train))
     inverse = np.linalg.inv(dense(directions) + damping * np.eye(400))
     expected = queries @ inverse @ train.T
-    coordinates = kernel.coordinates(queries)
+    coordinates = kernel.coordinates(queries[:, None])
     assert_near(kernel.scores(coordinates, damping), expected)
     assert_near(kernel.scores(coordinates, damping, slice(30, 50)), expected[:, 30:50])
-    assert_near(kernel.self_influence(damping), np.diag(train @ inverse @ train.T))
-    assert_near(kernel.norms(), np.linalg.norm(train, axis=1))
-    assert_near(kernel.preconditioned_norms(damping), np.linalg.norm(train @ inverse, axis=1))
-    assert_near(kernel.train_coordinates([3, 40]), kernel.coordinates(train[[3, 40]]))
+    assert_near(kernel.squares(damping, 1), np.diag(train @ inverse @ train.T))
+    assert_near(kernel.squares(damping, 0), np.square(train).sum(1))
+    assert_near(kernel.squares(damping, 2), np.square(train @ inverse).sum(1))
+    assert_near(kernel.train_coordinates([3, 40]), kernel.coordinates(train[[3, 40], None]))
+    assert kernel.dimension(damping) == pytest.approx(np.trace(dense(directions) @ inverse), rel=1e-4)
     assert (len(kernel), kernel.images, kernel.size) == (70, 69, 400)
     mean = float(directions.eigenvalues.double().mean())
-    assert Damping.parse("auto").absolute(kernel, published_damping) == pytest.approx(0.1 * mean, rel=1e-4)
+    assert automatic("published", kernel) == pytest.approx(0.1 * mean, rel=1e-4)
 
 
 def test_layers_of_a_unet_are_as_written_out() -> None:

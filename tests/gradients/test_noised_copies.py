@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ import dtrak
 import tiny
 from commands import dtrak as command
 from dtrak import DiffusionModel
+from dtrak.contracts import Array, Kernel, Rows
 from dtrak.engines.jobs import ThisProcess
 from dtrak.errors import UsageError
 from dtrak.features.featurizing import featurize
@@ -27,9 +28,10 @@ from dtrak.gradients.layers import by_autograd
 from dtrak.gradients.objectives import get_objective, square
 from dtrak.gradients.projections import make_projection, sizes_of
 from dtrak.images.images import Images, load_images
-from dtrak.kernels import ArrayRows
-from dtrak.kernels.copies import CopyFeatures
-from dtrak.kernels.pooled import PooledKernel, fit_pooled
+from dtrak.kernels import Ridge
+from dtrak.kernels.rows import OneRow
+from dtrak.methods import METHODS, Gradients
+from dtrak.methods import Ridge as RidgeRecord
 from dtrak.models.diffusion import LATE, usual_parameters
 from dtrak.noise import gaussian
 from test_gradients import DEFEAT_HOOKS, MODELS, relative_error
@@ -151,79 +153,6 @@ def test_too_few_numbers_for_the_factored_projection_are_refused() -> None:
         make_projection("factored", 1, SHAPES, 0)
 
 
-# kernels
-
-Length = Literal["unit", "own"]
-RANDOM = np.random.default_rng(0)
-TRAIN, QUERIES = (RANDOM.normal(size=(count, 3, 20)).astype(np.float32) for count in (15, 4))
-
-
-def transcribed(kind: str, length: Length, damping: float) -> NDArray[np.float64]:
-    """Σ_c φ_c(x)ᵀ (G + λI)⁻¹ φ_c(n), with G, copies and lengths as each variant has them: [Q, N]."""
-    train, queries = TRAIN.astype(np.float64), QUERIES.astype(np.float64)
-    if length == "unit":
-        train, queries = (rows / np.linalg.norm(rows, axis=2, keepdims=True) for rows in (train, queries))
-    pooled = sum(np.outer(row, row) for image in train for row in image)
-    inverse = np.linalg.inv(pooled + damping * np.eye(20))
-    if kind == "averaged":
-        return np.asarray(queries.mean(1) @ inverse @ train.mean(1).T)
-    return np.asarray(sum(queries[:, c] @ inverse @ train[:, c].T for c in range(3)))
-
-
-def fitted(kind: str, length: Length) -> tuple[PooledKernel, NDArray[np.float32]]:
-    features = CopyFeatures([Stored(TRAIN)], length == "unit")
-    scored = features.mean() if kind == "averaged" else features
-    queries = (scored if kind == "averaged" else features).prepared([torch.from_numpy(QUERIES)])
-    return fit_pooled(features, scored), queries.numpy()
-
-
-class Stored(ArrayRows):
-    """Rows of every copy, in blocks of four images."""
-
-    def blocks(self, wanted: range | None = None) -> Any:
-        wanted = wanted or range(len(self))
-        for start in range(wanted.start, wanted.stop, 4):
-            rows = range(start, min(start + 4, wanted.stop))
-            yield rows, torch.from_numpy(self.array[rows.start : rows.stop])
-
-    @property
-    def dim(self) -> int:
-        return int(self.array.shape[-1])
-
-
-@pytest.mark.parametrize("damping", [1e-3, 1.0, 50.0])
-@pytest.mark.parametrize("length", ["unit", "own"])
-@pytest.mark.parametrize("kind", ["apart", "averaged"])
-def test_pooled_scores_are_the_formula(kind: str, length: Length, damping: float) -> None:
-    kernel, queries = fitted(kind, length)
-    expected = transcribed(kind, length, damping)
-    coordinates = kernel.coordinates(queries)
-    np.testing.assert_allclose(kernel.scores(coordinates, damping), expected, rtol=2e-3, atol=1e-4)
-    some = kernel.scores(coordinates[:2], damping, slice(5, 11))
-    np.testing.assert_allclose(some, expected[:2, 5:11], rtol=2e-3, atol=1e-4)
-
-
-def test_a_training_image_scores_itself_as_the_kernel_says() -> None:
-    kernel, _ = fitted("apart", "unit")
-    rows = [3, 0, 11]
-    own = kernel.scores(kernel.train_coordinates(rows), 0.3)
-    np.testing.assert_allclose(own[range(3), rows], kernel.self_influence(0.3)[rows], rtol=1e-4)
-    np.testing.assert_allclose(kernel.norms(), np.sqrt(3), rtol=1e-5)
-    assert kernel.preconditioned_norms(0.3, slice(2, 5)).shape == (3,)
-
-
-def test_fewer_rows_than_numbers_give_the_same_scores() -> None:
-    """The decomposition is then that of ΦΦᵀ."""
-    wide = CopyFeatures([Stored(np.concatenate([TRAIN[:5], np.zeros((5, 3, 30), np.float32)], 2))])
-    narrow = CopyFeatures([Stored(TRAIN[:5])])
-    queries = CopyFeatures([]).prepared([torch.from_numpy(QUERIES)]).numpy()
-    padded = np.concatenate([queries, np.zeros((4, 3, 30), np.float32)], 2)
-    one, other = fit_pooled(narrow), fit_pooled(wide)
-    np.testing.assert_allclose(
-        one.scores(one.coordinates(queries), 0.1), other.scores(other.coordinates(padded), 0.1), rtol=1e-3, atol=1e-5
-    )
-
-
 # from images to scores
 
 
@@ -232,40 +161,59 @@ def digits() -> Images:
     return load_images("digits:train").select(range(40))
 
 
-@pytest.mark.parametrize(
-    "given", [{}, {"length": "own"}, {"copies": "averaged"}, {"sharpening": "none"}, {"objective": "square"}], ids=str
-)
-def test_step_trak_is_the_formula(given: dict[str, Any], digits: Images, tmp_path: Path) -> None:
-    model = tiny.unet()
+class OfMeans(Ridge):
+    """The kernel of all copies, which scores the mean of an image's copies."""
+
+    def coordinates(self, rows: NDArray[np.float32]) -> Array:
+        return super().coordinates(rows.mean(1, keepdims=True))
+
+
+def of_means(rows: Rows) -> Kernel:
+    return OfMeans.of(rows, scored=OneRow(rows))
+
+
+STEP_TRAK = METHODS["step-trak"]
+assert isinstance(STEP_TRAK.needs, Gradients)
+VARIANTS = {
+    "as it is": STEP_TRAK,
+    "another objective": STEP_TRAK,
+    "not squared": replace(STEP_TRAK, name="not-squared", square=False),
+    "own lengths": replace(STEP_TRAK, name="own-lengths", needs=replace(STEP_TRAK.needs, unit=False)),
+    "means": replace(STEP_TRAK, name="of-means", kernel=of_means),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_step_trak_is_the_formula(name: str, digits: Images, tmp_path: Path) -> None:
     queries = digits.select([1, 5])
     scores = dtrak.attribute(
-        model,
+        tiny.unet(),
         digits,
         queries,
-        "step-trak",
+        VARIANTS[name],
         timesteps=2,
         projection_dim=64,
         damping="absolute:0.2",
         cache=tmp_path,
-        **given,
+        objective="square" if name == "another objective" else None,
     )
     rows = [
-        np.concatenate([FeatureStore.open(path).numpy() for path in sorted(tmp_path.glob(f"{name}-*"))], 1)
-        for name in ("train", "queries-*")
+        np.concatenate([FeatureStore.open(path).numpy() for path in sorted(tmp_path.glob(f"{side}-*"))], 1)
+        for side in ("train", "queries-*")
     ]
     assert rows[0].shape == (40, 2, FeatureStore.open(next(tmp_path.glob("train-*"))).dim)
-    if given.get("length") != "own":
+    if name != "own lengths":
         rows = [one / np.linalg.norm(one, axis=2, keepdims=True) for one in rows]
     train, asked = (one.astype(np.float64) for one in rows)
     gram = np.einsum("nck,ncl->kl", train, train) + 0.2 * np.eye(train.shape[2])
-    if "copies" in given:
+    if name == "means":
         train, asked = train.mean(1, keepdims=True), asked.mean(1, keepdims=True)
     inverse = np.linalg.inv(gram)
     expected, own = (
         np.einsum("qck,kl,ncl->qn", asked, inverse, train),
         np.einsum("nck,kl,ncl->n", train, inverse, train),
     )
-    if "sharpening" not in given:
+    if name != "not squared":
         expected, own = np.sign(expected) * expected**2, own**2
     np.testing.assert_allclose(scores.values, expected, rtol=5e-3, atol=1e-4)
     np.testing.assert_allclose(scores.self_influence, own, rtol=5e-3, atol=1e-4)
@@ -295,9 +243,8 @@ def test_step_trak_takes_every_setting(given: dict[str, Any], digits: Images) ->
 def test_one_kernel_for_each_copy_is_the_mean_of_traks(digits: Images, tmp_path: Path) -> None:
     model, queries = tiny.unet(), digits.select([1, 5])
     same: dict[str, Any] = {"projection": "sketch", "projection_dim": 64, "damping": 0.1, "parameters": "all"}
-    each = dtrak.attribute(
-        model, digits, queries, "step-trak", timesteps="100,600", kernel="per-copy", length="own", **same
-    )
+    of_each = replace(VARIANTS["own lengths"], name="of-each-copy", kernel=RidgeRecord("rows", pooled=False))
+    each = dtrak.attribute(model, digits, queries, of_each, timesteps="100,600", **same)
     traks = [
         dtrak.attribute(model, digits, queries, "trak", timesteps=f"{timestep},", **same).values
         for timestep in (100, 600)
@@ -328,11 +275,6 @@ def test_the_command_scores_with_it_beside_others(own_run: Path, tmp_path: Path)
     with np.load(tmp_path / "s.npz") as scores:
         assert scores["methods"].tolist() == ["trak", "step-trak"]
         assert np.isfinite(scores["values"]).all()
-
-
-def test_a_kernel_for_each_copy_has_no_averaged_copies(digits: Images) -> None:
-    with pytest.raises(UsageError, match="kernel per-copy"):
-        dtrak.attribute(tiny.unet(), digits, digits, "step-trak", kernel="per-copy", copies="averaged")
 
 
 def test_copies_have_gradients_of_the_later_layers(digits: Images, tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dtrak.inputs.arrays import Vectors
-from dtrak.kernels.damping import Damping
-from dtrak.kernels.preconditioner import ArrayRows
+from dtrak.contracts import EVERY, KernelInput, Vectors
+from dtrak.kernels import ArrayRows, Ridge
 from dtrak.methods import METHODS
 
 Array = NDArray[np.float64]
@@ -33,9 +32,14 @@ def random_vectors(train: int, dim: int, queries: int, seed: int) -> tuple[NDArr
 def score_vectors(
     method: str, train: NDArray[np.floating[Any]], queries: NDArray[np.floating[Any]], damping: float = 1.0
 ) -> Array:
-    rows = ArrayRows(train.astype(np.float32))
-    vectors = Vectors(rows, queries.astype(np.float32))
-    found: Array = METHODS[method].formula(vectors, Damping("absolute", damping)).astype(np.float64)
+    rows, asked = ArrayRows(train.astype(np.float32)), queries.astype(np.float32)[:, None]
+    kernel = Ridge.of(rows)
+    vectors = (
+        Vectors(rows, asked)
+        if METHODS[method].kernel is None
+        else KernelInput(kernel, kernel.coordinates(asked), EVERY)
+    )
+    found: Array = METHODS[method].formula(vectors, damping).astype(np.float64)
     return found
 
 

@@ -31,7 +31,6 @@ def test_every_method_of_the_contract_is_there() -> None:
         assert method.name == name
         assert method.summary
         assert method.needs
-        assert method.cost
 
 
 def rows(folder: Path) -> NDArray[np.float64]:

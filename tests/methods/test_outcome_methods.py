@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dtrak.contracts import RetrainedLosses
 from dtrak.errors import UsageError
-from dtrak.inputs.arrays import RetrainedLosses
-from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS
 
 Array = NDArray[np.float64]
@@ -33,7 +32,7 @@ def loops(masks: NDArray[np.bool_], losses: NDArray[Any]) -> Array:
 
 
 def score_outcomes(method: str, masks: NDArray[np.bool_], losses: NDArray[Any]) -> NDArray[np.float32]:
-    return METHODS[method].formula(RetrainedLosses(masks, losses), Damping())
+    return METHODS[method].formula(RetrainedLosses(masks, losses), 0.0)
 
 
 def linear_world(

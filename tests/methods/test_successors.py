@@ -18,8 +18,7 @@ from dtrak.features.residuals import residuals_of
 from dtrak.features.settings import FeatureSettings
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
-from dtrak.methods import patches
-from dtrak.models import save_model
+from dtrak.methods import nda
 from tiny_benchmark import TRAIN, VALIDATION
 
 QUERIES = VALIDATION.select([3, 0, 2])
@@ -29,16 +28,6 @@ SMALL = "conv_in|conv_out"
 # Diffusion-ReTrac
 
 
-def test_retrac_has_its_own_way_with_copies_whatever_step_trak_is_asked_for(tmp_path: Path) -> None:
-    save_model(tiny.unet(seed=1), tmp_path / "step-1")
-    asked: dict[str, Any] = {"checkpoints": tmp_path, "parameters": SMALL, "timesteps": 2}
-    plain, changed = (
-        dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="retrac", **asked, **more)
-        for more in ({}, {"kernel": "per-copy", "length": "own"})
-    )
-    np.testing.assert_array_equal(plain.values, changed.values)
-
-
 # NDA
 
 
@@ -46,7 +35,7 @@ def test_nda_shares_a_probability_and_does_not_depend_on_the_size_of_blocks(monk
     found = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="nda", timesteps=2)
     np.testing.assert_allclose(found.values.sum(1), 1, rtol=1e-5)
     for name in ("KEPT_BYTES", "PRODUCT_BYTES"):
-        monkeypatch.setattr(patches, name, 1)
+        monkeypatch.setattr(nda, name, 1)
     again = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method="nda", timesteps=2)
     np.testing.assert_allclose(again.values, found.values, rtol=1e-4)
 
@@ -68,7 +57,7 @@ def test_nda_does_not_look_at_the_network() -> None:
 
 @pytest.mark.parametrize(("side", "pixels"), [(8, 3), (16, 3), (32, 7), (64, 13)])
 def test_patches_grow_with_the_image(side: int, pixels: int) -> None:
-    assert patches.side_of(torch.zeros(1, 3, side, side)) == pixels
+    assert nda.side_of(torch.zeros(1, 3, side, side)) == pixels
 
 
 # DAS

@@ -1,8 +1,9 @@
 """`attribute` takes a model, its training images and queries, and returns scores."""
 
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
-from typing import Literal, TypeVar, overload
+from typing import TypeVar, overload
 
 from dtrak.attribution.asked import remember
 from dtrak.attribution.preparing import ChosenParameters, Data, Model, fitting_data, opened, pattern_of, prepare
@@ -15,12 +16,11 @@ from dtrak.errors import UsageError, check_takes
 from dtrak.features.encoders import ENCODERS, LoadEncoder
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.files import kept_until_done
-from dtrak.fingerprints import of_object
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.gradients.projections import PROJECTIONS, MakeProjection
 from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
-from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
+from dtrak.methods import EVERY_METHOD, Method, split_methods
 from dtrak.registry import Registry
 
 Registered = TypeVar("Registered")
@@ -47,10 +47,6 @@ def attribute(  # a name is a sequence as well; the first overload counts
     skip_bad: bool = ...,
     objective: str | Objective | None = ...,
     damping: float | str = ...,
-    kernel: Literal["pooled", "per-copy"] = ...,
-    copies: Literal["apart", "averaged"] = ...,
-    length: Literal["unit", "own"] = ...,
-    sharpening: Literal["squared", "none"] = ...,
     checkpoints: str | Path | None = ...,
     checkpoint_count: int = ...,
     retrained: str | Path | None = ...,
@@ -90,10 +86,6 @@ def attribute(
     skip_bad: bool = ...,
     objective: str | Objective | None = ...,
     damping: float | str = ...,
-    kernel: Literal["pooled", "per-copy"] = ...,
-    copies: Literal["apart", "averaged"] = ...,
-    length: Literal["unit", "own"] = ...,
-    sharpening: Literal["squared", "none"] = ...,
     checkpoints: str | Path | None = ...,
     checkpoint_count: int = ...,
     retrained: str | Path | None = ...,
@@ -132,10 +124,6 @@ def attribute(
     skip_bad: bool = False,
     objective: str | Objective | None = None,
     damping: float | str = "auto",
-    kernel: Literal["pooled", "per-copy"] = "pooled",
-    copies: Literal["apart", "averaged"] = "apart",
-    length: Literal["unit", "own"] = "unit",
-    sharpening: Literal["squared", "none"] = "squared",
     checkpoints: str | Path | None = None,
     checkpoint_count: int = 4,
     retrained: str | Path | None = None,
@@ -194,10 +182,6 @@ def attribute(
         skip_bad=skip_bad,
         objective=None if objective is None else _name(OBJECTIVES, objective, ("predicted", "noise", "elbo_weights")),
         damping=damping,
-        kernel=kernel,
-        copies=copies,
-        length=length,
-        sharpening=sharpening,
         checkpoints=_path(checkpoints),
         checkpoint_count=checkpoint_count,
         retrained=_path(retrained),
@@ -214,12 +198,12 @@ def attribute(
     if several and not (isinstance(method, Sequence) and all(isinstance(one, str | Method) for one in method)):
         raise UsageError(f"method {method!r}: give a name from `dtrak methods`, a Method, or a list of these")
     chosen = [method] if isinstance(method, str | Method) else method or split_methods(None, settings.objective)
-    names = [METHODS.add(one.name, one) if isinstance(one, Method) else one for one in chosen]
+    names = [one.name if isinstance(one, Method) else one for one in chosen]
     given_model, given_train = model, train
     model, device = opened(model, device)
     train, size = fitting_data(train, model, "train")
     queries, _ = fitting_data(queries, model.fitted_to(train.shape), "queries")
-    scores = attribute_with(model, train, queries, names, settings, top=top, cache=cache, device=device, engine=engine)
+    scores = attribute_with(model, train, queries, chosen, settings, top=top, cache=cache, device=device, engine=engine)
     if cache is not None and isinstance(given_model, str | Path) and isinstance(given_train, str | Path):
         remember(Path(cache), (str(given_model), None, None), str(given_train), size, names, settings)
     return scores if several or names == [EVERY_METHOD] else scores[names[0]]
@@ -229,7 +213,7 @@ def attribute_with(
     model: Model,
     train: Data,
     queries: Data,
-    methods: Sequence[str],
+    methods: Sequence[str | Method],
     settings: Settings,
     *,
     top: int | None = None,
@@ -237,7 +221,7 @@ def attribute_with(
     device: str | None = None,
     engine: Engine | None = None,
 ) -> dict[str, Scores]:
-    """Do the same as `attribute` with one settings object and methods by name. Return the scores by method."""
+    """Do the same as `attribute` with one settings object. Return the scores by the methods' names."""
     damping = Damping.parse(settings.damping)
     if top is not None:
         check_number("top", top)
@@ -260,7 +244,7 @@ def _name(registry: Registry[Registered], given: str | Registered, takes: tuple[
         raise UsageError(f"{registry.kind} is {shortened(given)}: {said}")
     check_takes(registry.kind, given, takes)
     name = getattr(given, "__name__", type(given).__name__).strip("<>")
-    return registry.add(f"{name}-{of_object(given)[:6]}", given)
+    return registry.add(f"{name}-{sha256(described(given).encode()).hexdigest()[:6]}", given)
 
 
 def _path(given: str | Path | None) -> Path | None:

@@ -15,13 +15,11 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from dtrak.contracts import Array, Rows
 from dtrak.errors import UsageError
-from dtrak.inputs.arrays import Vectors
-from dtrak.kernels.copies import CopyFeatures
+from dtrak.inputs.arrays import KernelVectors
+from dtrak.kernels import Ridge
 from dtrak.kernels.damping import Damping
-from dtrak.kernels.pooled import PooledKernel
-from dtrak.kernels.preconditioner import Array, Rows
-from dtrak.kernels.ridge import RidgeKernel
 
 SAMPLE_BYTES = 256 << 20  # so much of the images' ψ is in memory for their principal components
 MOST_SAMPLED = 16_384
@@ -32,36 +30,38 @@ BLOCK_BYTES = 64 << 20
 class Part:
     """A kernel of a method with its λ; the method's scores are the mean over its parts."""
 
-    kernel: RidgeKernel | PooledKernel
+    kernel: Ridge
     damping: float  # λ
 
     @classmethod
-    def of(cls, vectors: Vectors, method: str, damping: Damping | float) -> "Part":
-        kernel = vectors.kernel
-        if not (type(kernel) is RidgeKernel or type(kernel) is PooledKernel):
+    def of(cls, vectors: KernelVectors, method: str, damping: Damping | float) -> "Part":
+        kernel, training = vectors.training.kernel, vectors.training
+        if not isinstance(kernel, Ridge):  # others have no square root of (G + λI)⁻¹
             raise UsageError(f"an index cannot have scores of {method}: give trak, d-trak, mixed-trak or step-trak")
-        return cls(kernel, vectors.absolute(damping) if isinstance(damping, Damping) else damping)
+        return cls(kernel, training.absolute(damping) if isinstance(damping, Damping) else damping)
 
-    @property
-    def rows(self) -> Rows | CopyFeatures:
-        return self.kernel.features
+    def whitened(self, places: Sequence[int]) -> Array:
+        """Return ψ [b, C·r] of some training images."""
+        found = self.kernel.whitened(self.kernel.rows.at(places).numpy(), self.damping)
+        return found.reshape(len(found), -1)
 
-    def whitened(self, coordinates: Array) -> Array:
-        """Return ψ [Q, C·r] of coordinates [Q, r] or [Q, C, r]."""
-        return (coordinates / np.sqrt(self.kernel.eigenvalues + self.damping)).reshape(len(coordinates), -1)
+    def lifted(self, vectors: Array) -> NDArray[np.float32]:
+        """Return vectors [b, C·k] whose products with features are those of `vectors` [b, C·r] with their ψ."""
+        copies = self.kernel.rows.shape[0]
+        found = self.kernel.lifted(vectors.reshape(len(vectors), copies, -1), self.damping)
+        return found.reshape(len(found), -1).astype(np.float32)
 
-    def lifted(self, whitened: Array) -> NDArray[np.float32]:
-        """Return (G + λI)^(−½) ψ in the space of features, [Q, C·k], so that its products with φ are those of ψ."""
-        scaled = whitened.reshape(len(whitened), -1, len(self.kernel.eigenvalues))
-        scaled = scaled / np.sqrt(self.kernel.eigenvalues + self.damping)
-        return np.asarray(scaled @ self.kernel.basis.T, dtype=np.float32).reshape(len(whitened), -1)
+    def solved(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return (G + λI)⁻¹φ [Q, C·k] of queries [Q, C, k]."""
+        found = self.kernel.lifted(self.kernel.whitened(queries, self.damping), self.damping)
+        return found.reshape(len(found), -1).astype(np.float32)
 
 
 def compressing_matrices(parts: Sequence[Part], numbers: int) -> list[NDArray[np.float32]]:
     """Return B [C·k, m] of each part, with at most so many `numbers` m."""
     psi = _sampled(parts)
     components = _principal(psi, numbers)  # [m, D]
-    ends = np.cumsum([part.whitened(part.kernel.train_coordinates([0])).shape[1] for part in parts])
+    ends = np.cumsum([part.whitened([0]).shape[1] for part in parts])
     scale = 1 / np.sqrt(len(parts))
     split = np.split(components, ends[:-1], axis=1)
     return [part.lifted(one * scale).T.copy() for part, one in zip(parts, split, strict=True)]
@@ -70,16 +70,13 @@ def compressing_matrices(parts: Sequence[Part], numbers: int) -> list[NDArray[np
 def _sampled(parts: Sequence[Part]) -> NDArray[np.float32]:
     """Return ψ [S, D] of training images that are spread evenly."""
     count = len(parts[0].kernel)
-    width = sum(part.whitened(part.kernel.train_coordinates([0])).shape[1] for part in parts)
+    width = sum(part.whitened([0]).shape[1] for part in parts)
     size = min(count, MOST_SAMPLED, max(1, SAMPLE_BYTES // (4 * width)))
     rows = np.linspace(0, count - 1, size).astype(np.int64)
-    scale = 1 / np.sqrt(len(parts))
-    return np.concatenate(
-        [
-            np.concatenate([part.whitened(part.kernel.train_coordinates([row]) * scale) for part in parts], axis=1)
-            for row in rows.tolist()
-        ]
-    ).astype(np.float32)
+    at_once = max(1, BLOCK_BYTES // (4 * width))
+    blocks = [rows[start : start + at_once].tolist() for start in range(0, size, at_once)]
+    found = [np.concatenate([part.whitened(block) for part in parts], axis=1) for block in blocks]
+    return np.asarray(np.concatenate(found) / np.sqrt(len(parts)), dtype=np.float32)
 
 
 def _principal(psi: NDArray[np.float32], numbers: int) -> Array:
@@ -95,9 +92,7 @@ def _principal(psi: NDArray[np.float32], numbers: int) -> Array:
     return np.asarray((vectors / np.sqrt(values)).T @ psi)
 
 
-def compressed(
-    rows: Sequence[Rows | CopyFeatures], matrices: Sequence[NDArray[np.float32]]
-) -> Iterator[NDArray[np.float32]]:
+def compressed(rows: Sequence[Rows], matrices: Sequence[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
     """Yield z of all images in blocks, [b, m], from their features of every part."""
     at_once = max(1, BLOCK_BYTES // (4 * sum(len(matrix) for matrix in matrices)))
     count = len(rows[0])

@@ -17,7 +17,7 @@ from dtrak.features.settings import FeatureSettings
 from dtrak.features.store import DTYPES
 from dtrak.images.image_files import Picture
 from dtrak.images.images import Images
-from dtrak.kernels.copies import KEPT_BYTES
+from dtrak.kernels.rows import KEPT_BYTES
 from dtrak.tables import Cell, Entry, Table
 
 if TYPE_CHECKING:

@@ -20,19 +20,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from dtrak.attribution.compressing import Part
 from dtrak.attribution.scores import Scores
+from dtrak.attribution.scoring import squared
 from dtrak.attribution.short_lists import ShortList
 from dtrak.attribution.top_scores import Held
 from dtrak.checks import check_number, first_mistake
+from dtrak.contracts import Rows
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.store import FeatureStore
 from dtrak.images.images import Images, load_images
-from dtrak.inputs.arrays import Vectors
-from dtrak.inputs.gradients import Gradients, with_stores, without_queries
+from dtrak.inputs.arrays import KernelVectors
+from dtrak.inputs.gradients import GradientSource, with_stores, without_queries
+from dtrak.inputs.needs import needed_by
 from dtrak.inputs.settings import Settings
 from dtrak.inputs.task import Task
-from dtrak.kernels.copies import CopyFeatures
-from dtrak.kernels.preconditioner import Rows
-from dtrak.methods import Method, get_method, needed_by
+from dtrak.methods import METHODS, Gradients, Method
 
 if TYPE_CHECKING:
     from dtrak.models import DiffusionModel
@@ -149,14 +150,11 @@ class Index:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the places [Q, top] of the strongest proponents and their exact scores, the highest first.
 
-        `features` are those of the queries for each part of the method, [Q, k] or [Q, C, k].
+        `features` are those of the queries for each part of the method, [Q, C, k].
         """
         top = min(top, len(self))
         short = max(SHORT_LIST, TIMES_TOP * top)
-        lifted = [
-            part.lifted(part.whitened(part.kernel.coordinates(one))) / len(self.parts)
-            for part, one in zip(self.parts, features, strict=True)
-        ]
+        lifted = [part.solved(one) / len(self.parts) for part, one in zip(self.parts, features, strict=True)]
         vectors = sum(one.reshape(len(one), -1) @ matrix for one, matrix in zip(features, self.matrices, strict=True))
         candidates = self._short_lists(np.asarray(vectors, dtype=np.float32), short)
         found = [self._ranked(candidates[q], [one[q] for one in lifted], top) for q in range(len(candidates))]
@@ -186,12 +184,12 @@ class Index:
                     one.at(at).flatten(1).numpy() @ back for one, back in zip(rows, lifted, strict=True)
                 )
         order = np.argsort(-scores, kind="stable")[:top]
-        return places[order], self.method.sharpened(scores[order])
+        return places[order], squared(self.method, scores[order])
 
     def prepare(self) -> None:
         """Open all files now, so that the first question takes as long as others."""
         _ = self.ids, self.columns, self.matrices, self._rows, self._lists
-        _ = [part.kernel.basis for part in self.parts]
+        _ = [part.whitened([0]) for part in self.parts]
 
     # what is in the folder
 
@@ -220,7 +218,7 @@ class Index:
         return [Part.of(one, self.description.method, damping) for one, damping in of_parts]
 
     @cached_property
-    def _rows(self) -> list[list[Rows | CopyFeatures]]:
+    def _rows(self) -> list[list[Rows]]:
         """The features of each segment, for each part."""
         return [[one.train for one in self._inputs(segment)] for segment in self.description.segments]
 
@@ -241,13 +239,13 @@ class Index:
     @cached_property
     def method(self) -> Method:
         """The method whose scores the index gives."""
-        return get_method(self.description.method).under(self.settings)
+        return METHODS.choose(self.description.method)
 
     @property
-    def source(self) -> Gradients:
-        source = self.method.source
-        assert isinstance(source, Gradients)
-        return source
+    def source(self) -> GradientSource:
+        needs = self.method.needs
+        assert isinstance(needs, Gradients)
+        return GradientSource(self.method, needs)
 
     def features_folder(self, segment: Segment) -> Path:
         """Return the folder of a segment's features; those of added images are in the index."""
@@ -279,7 +277,7 @@ class Index:
             raise UsageError(f"{said.model} is not the model that {self.folder} was made with: make the index again")
         return found
 
-    def _inputs(self, segment: Segment) -> list[Vectors]:
+    def _inputs(self, segment: Segment) -> list[KernelVectors]:
         """Return the inputs of the method with the features of a segment, and without queries."""
         is_first = segment == self.description.segments[0]
         task = self._stored if is_first else self._with_features(segment)

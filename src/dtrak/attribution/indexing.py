@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from dtrak.attribution.compressing import Part, compressed, compressing_matrices
 from dtrak.attribution.index import FILE, Description, Index, Origin, Segment
 from dtrak.attribution.short_lists import VECTORS, code
+from dtrak.contracts import Rows
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import as_npy, as_npz, make_folder, whole_folder, write_bytes, write_errors, write_json
 from dtrak.images.images import Images, load_images
 from dtrak.images.metadata import plain_column
 from dtrak.images.sources import full_source
-from dtrak.inputs.arrays import Vectors
-from dtrak.inputs.gradients import Gradients, train_stores, without_queries
+from dtrak.inputs.arrays import KernelVectors
+from dtrak.inputs.gradients import GradientSource, train_stores, without_queries
+from dtrak.inputs.needs import objectives_of
 from dtrak.inputs.task import Task
-from dtrak.kernels.copies import CopyFeatures
 from dtrak.kernels.damping import Damping
-from dtrak.kernels.preconditioner import Rows
-from dtrak.methods import Method
-from dtrak.methods.kernel import kernel_scores
+from dtrak.methods import Gradients, Method
+from dtrak.methods.method import kernel_scores
 from dtrak.progress import progress_bar, say
 
 NUMBERS = 512  # m, how many numbers an image's vector has
@@ -42,15 +42,16 @@ def build_index(
     numbers: int = NUMBERS,
 ) -> Index:
     """Make an index of the task's training images. `model` is what `load_model` takes to open the task's model."""
-    source = method.source
-    if not isinstance(source, Gradients) or source.models != "final" or method.formula is not kernel_scores:
+    needs = method.needs
+    if not isinstance(needs, Gradients) or needs.models != "final" or method.formula is not kernel_scores:
         raise UsageError(f"an index cannot have scores of {method.name}: give trak, d-trak, mixed-trak or step-trak")
+    source = GradientSource(method, needs)
     check_free(out)
     stores = train_stores(task, source.kind, 0)
-    inputs: list[Vectors] = list(source.inputs(without_queries(task, source)))
+    inputs: list[KernelVectors] = list(source.inputs(without_queries(task, source)))
     parts = [Part.of(one, method.name, damping) for one in inputs]
     say(f"index of {len(task.train):,} images: {4 * numbers * len(task.train) / 1e6:,.0f} MB of vectors")
-    used = source.objectives(task.settings.objective)
+    used = objectives_of(needs, task.settings.objective)
     digests = {stores[one].folder.name: stores[one].digest for one in used}
     with whole_folder(out) as new:
         matrices = compressing_matrices(parts, numbers)
@@ -96,7 +97,7 @@ def add_images(index: Index, images: Images | str | Path) -> Index:
     folder, source = index.folder / name, index.source
     task = replace(index.task(more, folder), train=more, folder=folder / "features", _of_training={})
     stores = train_stores(task, source.kind, 0)
-    inputs: list[Vectors] = list(source.inputs(without_queries(task, source)))
+    inputs: list[KernelVectors] = list(source.inputs(without_queries(task, source)))
     _write_segment(folder, more, [one.train for one in inputs], index.matrices)
     digests = {store.folder.name: store.digest for store in stores.values()}
     segment = Segment(name, f"{name}/features", digests, len(more), origin_of(more))
@@ -126,9 +127,7 @@ def _changed(index: Index, **changes: Any) -> Index:
     return Index.open(index.folder)
 
 
-def _write_segment(
-    folder: Path, images: Images, rows: Sequence[Rows | CopyFeatures], matrices: Sequence[NDArray[np.float32]]
-) -> None:
+def _write_segment(folder: Path, images: Images, rows: Sequence[Rows], matrices: Sequence[NDArray[np.float32]]) -> None:
     """Write ids, columns and vectors of some images."""
     count, numbers = len(images), matrices[0].shape[1]
     needed, free = 5 * count * numbers, shutil.disk_usage(make_folder(folder)).free

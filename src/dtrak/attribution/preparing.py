@@ -11,11 +11,12 @@ from dtrak.errors import UsageError, check_known
 from dtrak.gradients.objectives import get_objective
 from dtrak.images.images import Images, ImageSource
 from dtrak.images.objects import images_from
-from dtrak.inputs.gradients import Gradients
+from dtrak.inputs.needs import needed_by, objectives_of
 from dtrak.inputs.settings import Settings
+from dtrak.inputs.source_of import source_of
 from dtrak.inputs.task import Task
 from dtrak.kernels.damping import Damping
-from dtrak.methods import EVERY_METHOD, Method, chosen_methods, needed_by
+from dtrak.methods import EVERY_METHOD, Gradients, Method, chosen_methods
 from dtrak.progress import say
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def prepare(
     model: Model,
     train: Data,
     queries: Data,
-    methods: Sequence[str],
+    methods: Sequence[str | Method],
     settings: Settings,
     folder: Path,
     device: str | None = None,
@@ -91,7 +92,7 @@ def pattern_of(parameters: Mapping[str, object]) -> str:
 
 def _checked(task: Task, methods: list[Method]) -> list[Method]:
     for one in methods:
-        one.source.check(task)
+        source_of(one).check(task)
     return methods
 
 
@@ -100,7 +101,7 @@ def _possible(task: Task, methods: list[Method]) -> list[Method]:
     found = []
     for one in methods:
         try:
-            one.source.check(task)
+            source_of(one).check(task)
             found.append(one)
         except UsageError as error:
             say(f"Left out: {one.name}: {error}")
@@ -112,5 +113,5 @@ def check_objective(methods: Sequence[Method], name: str | None) -> None:
     if name is None:
         return
     get_objective(name)
-    if not any(isinstance(one.source, Gradients) and name in one.source.objectives(name)[:1] for one in methods):
+    if not any(isinstance(one.needs, Gradients) and objectives_of(one.needs, name)[0] == name for one in methods):
         raise UsageError(f"{methods[0].name} does not take the objective {name!r}: d-trak does")

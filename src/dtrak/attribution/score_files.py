@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.attribution.top_scores import check_array, held_arrays, held_of
-from dtrak.attribution.used_damping import UsedDamping
 from dtrak.files import readable, write_bytes, write_text
 from dtrak.images.metadata import plain_column
+from dtrak.kernels.damping import UsedDamping
 from dtrak.tables import harmless, quoting
 
 if TYPE_CHECKING:

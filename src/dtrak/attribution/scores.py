@@ -12,11 +12,11 @@ from dtrak.attribution import display
 from dtrak.attribution.credit import Credit, Groups
 from dtrak.attribution.score_files import csv_text, fields_by_method, frame, write_scores
 from dtrak.attribution.top_scores import MOST_GROUPS, Held
-from dtrak.attribution.used_damping import UsedDamping
 from dtrak.checks import check_number
 from dtrak.errors import DtrakError, UsageError
 from dtrak.files import write_text
 from dtrak.images.metadata import plain_column
+from dtrak.kernels.damping import UsedDamping
 
 if TYPE_CHECKING:
     import pandas

@@ -1,29 +1,33 @@
 """Compute the scores of a task, for one λ or for any λ. Commands and the explorer use the same functions.
 
-scores = mean over models and objectives of  formula(input, λ)        [Q, N], sharpened if the method does so
+scores = mean over models and objectives of  formula(input, λ)        [Q, N], squared if the method says so
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dtrak.attribution.scores import Scores, refuse_not_finite
 from dtrak.attribution.top_scores import TopScores
-from dtrak.attribution.used_damping import UsedDamping
+from dtrak.contracts import EVERY, Array, Values, Vectors
 from dtrak.images.metadata import plain_column
-from dtrak.inputs.arrays import KernelPart, TrainingKernel, Vectors
+from dtrak.inputs.arrays import KernelPart, KernelVectors, TrainingKernel
+from dtrak.inputs.source_of import source_of
 from dtrak.inputs.task import Task
-from dtrak.kernels.damping import Damping
-from dtrak.kernels.preconditioner import EVERY, Array
-from dtrak.methods.method import Method, Values
+from dtrak.kernels.damping import Damping, UsedDamping
+from dtrak.methods import Method
+
+Floating = TypeVar("Floating", bound=np.floating[Any])
 
 MATRIX_BYTES = 256 << 20  # so much of the matrix of scores is in memory if only the strongest are wanted
 
 
 def score(task: Task, method: Method, damping: Damping) -> Scores:
     """Return the method's scores of the task's training images for its queries."""
-    (values,), own, used = _averaged(task, method, [damping], method.has_self_influence)
+    (values,), own, used = _averaged(task, method, [damping], method.self_influence)
     train, queries = task.train, task.queries
     return Scores(values, train.ids, queries.ids, method.name, train.columns, own, used, train, queries)
 
@@ -38,7 +42,7 @@ def strongest(task: Task, method: Method, damping: Damping, top: int) -> Scores:
     holder, at_once = TopScores(top, columns), max(1, MATRIX_BYTES // (4 * len(train)))
     for first in range(0, queries, at_once):
         some = slice(first, min(first + at_once, queries))
-        (values,), _, used = _averaged(task, method, [damping], False, None if at_once >= queries else some)
+        (values,), _, used = _averaged(task, method, [damping], False, some)
         refuse_not_finite(values, method.name, task.queries.ids[some], train.ids, "the scores cannot be ranked")
         holder.add(values)
     values, held = holder.held()
@@ -53,30 +57,35 @@ def scores_for(task: Task, method: Method, dampings: Sequence[Damping]) -> list[
 
 
 def _averaged(
-    task: Task, method: Method, dampings: Sequence[Damping], with_self_influence: bool, queries: slice | None = None
+    task: Task, method: Method, dampings: Sequence[Damping], with_self_influence: bool, queries: slice = EVERY
 ) -> tuple[list[Values], Values | None, UsedDamping | None]:
     """Average over the inputs, one after the other, as the kernels of several models would fill the memory.
 
-    If some of the queries are chosen, the formula gets only these; inputs that are not vectors have all of them.
+    The formula gets only the chosen queries; inputs that are not vectors have all of them.
     """
-    method = method.under(task.settings)
     totals, own, count = list[Values](), np.zeros(len(task.train)), 0
     used: UsedDamping | None = None
-    for one in method.source.inputs(task.asking(dampings)):
-        cut = queries is not None and isinstance(one, Vectors)
-        asked = replace(one, queries=one.queries[queries], fitted=one.training) if cut else one
-        found = [method.formula(asked, damping) for damping in dampings]
-        if queries is not None and not cut:
-            found = [scores[queries] for scores in found]
+    for one in source_of(method).inputs(task.asking(dampings)):
+        if isinstance(one, KernelVectors):
+            kernel, absolute = one.training.kernel, [one.training.absolute(damping) for damping in dampings]
+            part = one.part(queries).input()
+            found = [method.formula(part, damping) for damping in absolute]
+            if with_self_influence:
+                own += kernel.squares(absolute[0], 1)
+            used = used or UsedDamping.of(kernel, dampings[0], absolute[0])
+        elif isinstance(one, Vectors):
+            found = [method.formula(replace(one, queries=one.queries[queries]), 0.0)]
+        else:
+            found = [method.formula(one, 0.0)[queries]]
         totals = [total + more for total, more in zip(totals, found, strict=True)] if totals else found
-        if with_self_influence:
-            own += one.kernel.self_influence(one.absolute(dampings[0]))
-        if method.damped and used is None:
-            used = UsedDamping.of(one.training, dampings[0])
         count += 1
-    values = [method.sharpened(total / np.float32(count)) for total in totals]
-    own = method.sharpened(own / count)
-    return values, np.asarray(own, dtype=np.float32) if with_self_influence else None, used
+    values = [squared(method, total / np.float32(count)) for total in totals]
+    return values, squared(method, own / count).astype(np.float32) if with_self_influence else None, used
+
+
+def squared(method: Method, scores: NDArray[Floating]) -> NDArray[Floating]:
+    """Return s·|s| of scores s if the method says so. Their order and sign stay the same."""
+    return scores * np.abs(scores) if method.square else scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +98,9 @@ class DampedScores:
     @classmethod
     def of(cls, task: Task, method: Method, kernels: Sequence[TrainingKernel] = ()) -> "DampedScores":
         """Return the scores of a task. `kernels` that were fitted on the same features are used instead of new ones."""
-        inputs: list[Vectors] = list(method.source.inputs(task))
+        inputs: list[KernelVectors] = list(source_of(method).inputs(task))
         fitted = kernels or [one.training for one in inputs]
-        pairs = zip(inputs, fitted, strict=True)
-        return cls(
-            method.under(task.settings),
-            [KernelPart(one, one.kernel.coordinates(vectors.queries)) for vectors, one in pairs],
-        )
+        return cls(method, [replace(one, training=of).part() for one, of in zip(inputs, fitted, strict=True)])
 
     def scores(self, damping: Damping, queries: slice = EVERY, train: slice = EVERY) -> Values:
         """Return scores [Q, N], of all queries and training images or of some."""
@@ -103,12 +108,13 @@ class DampedScores:
 
     def total(self, damping: Damping) -> Values:
         """Return the sum over all queries, [N]."""
-        if self.method.sharpens or not self.method.linear:
+        if self.method.square or not self.method.linear:
             return np.asarray(self.scores(damping).sum(0))
         return np.asarray(self._mean(damping, [part.summed() for part in self.parts])[0])
 
     def _mean(self, damping: Damping, parts: Sequence[KernelPart]) -> Values:
-        return self.method.sharpened(np.mean([self.method.formula(part, damping) for part in parts], axis=0))
+        of_each = [self.method.formula(part.input(), part.training.absolute(damping)) for part in parts]
+        return squared(self.method, np.mean(of_each, axis=0))
 
     @property
     def kernels(self) -> list[TrainingKernel]:
@@ -131,5 +137,5 @@ class FixedScores:
 
 def self_influence(method: Method, kernels: Sequence[TrainingKernel], damping: Damping, train: slice = EVERY) -> Array:
     """Return τ(x^n)_n of all training images or of some, [N], as the mean over models and objectives."""
-    of_each = [one.kernel.self_influence(one.absolute(damping), train) for one in kernels]
-    return method.sharpened(np.mean(of_each, axis=0))
+    of_each = [one.kernel.squares(one.absolute(damping), 1, train) for one in kernels]
+    return squared(method, np.mean(of_each, axis=0))

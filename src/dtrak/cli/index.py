@@ -64,11 +64,11 @@ def index(
 def _make(scoring: Scoring, run_folder: Path | None, out: Path, device: str) -> None:
     from dtrak.attribution.indexing import build_index, check_free
     from dtrak.kernels.damping import Damping
-    from dtrak.methods import get_method
+    from dtrak.methods import METHODS
 
     check_free(out)
     task, name, model = _of_cache(scoring) if run_folder is None else _of_run(scoring, run_folder, device)
-    build_index(task, get_method(name), Damping.parse(task.settings.damping), out, model)
+    build_index(task, METHODS.choose(name), Damping.parse(task.settings.damping), out, model)
 
 
 def _of_run(scoring: Scoring, folder: Path, device: str) -> tuple["Task", str, tuple[str, None, None]]:
@@ -91,25 +91,27 @@ def _of_cache(scoring: Scoring) -> tuple["Task", str, tuple[str, str | None, str
 
     from dtrak.attribution.asked import remembered
     from dtrak.images.images import load_images
-    from dtrak.inputs.gradients import Gradients, with_stores
+    from dtrak.inputs.gradients import GradientSource, with_stores
+    from dtrak.inputs.needs import needed_by
     from dtrak.inputs.settings import Settings
     from dtrak.inputs.task import Task
     from dtrak.kernels.damping import Damping
-    from dtrak.methods import get_method, needed_by
+    from dtrak.methods import METHODS, Gradients
     from dtrak.models import load_model
 
     assert scoring.cache is not None
     asked = remembered(scoring.cache)
     settings = scoring.settings(TypeAdapter(Settings).validate_python(asked.settings))
     (name,) = _one(scoring.method_names(settings, asked.methods[0]))
-    method = get_method(name)
-    if not isinstance(method.source, Gradients):
+    method = METHODS.choose(name)
+    if not isinstance(method.needs, Gradients):
         raise UsageError(f"an index cannot have scores of {name}: give trak, d-trak, mixed-trak or step-trak")
     needed = needed_by([method], settings.objective, Damping.parse(settings.damping))
     train, model = load_images(asked.train, size=asked.size), load_model(*asked.of_model)
     task = Task(model, train, train.first(1), settings, scoring.cache, needed)
-    task = with_stores(task, method.source, scoring.cache)
-    rows: Any = next(iter(task.once_for_training(("train", method.source.kind, 0), dict).values()))
+    source = GradientSource(method, method.needs)
+    task = with_stores(task, source, scoring.cache)
+    rows: Any = next(iter(task.once_for_training(("train", source.kind, 0), dict).values()))
     if len(rows) != len(train):
         raise UsageError(
             f"{asked.train} holds {len(train):,} images now, but the features in {scoring.cache} are of {len(rows):,}"

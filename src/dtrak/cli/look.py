@@ -10,9 +10,11 @@ from dtrak.tables import Table, show, show_yaml, tell
 
 def methods() -> None:
     """List the methods, with what each one is, needs and costs."""
+    from dtrak.inputs.source_of import source_of
     from dtrak.methods import METHODS
 
-    rows = [(one.name, one.summary, one.needs, one.cost) for one in METHODS.values()]
+    sources = [(one, source_of(one)) for one in METHODS.values()]
+    rows = [(one.name, one.summary, source.needs, source.cost) for one, source in sources]
     show(Table(["method", "what it is", "needs", "costs"], rows))
 
 

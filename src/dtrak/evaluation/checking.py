@@ -16,8 +16,9 @@ from dtrak.features.featurizing import check_copies
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.gradients.copies import select_timesteps
 from dtrak.images.sources import find_source
-from dtrak.inputs.embeddings import Embeddings
+from dtrak.inputs.needs import uses_retrained
 from dtrak.methods import EVERY_METHOD, Method, chosen_methods, split_methods
+from dtrak.methods.method import Embeddings
 from dtrak.models.diffusion import chosen_parameters
 from dtrak.models.memory import Layout
 from dtrak.runs.recipes import Evaluation
@@ -69,7 +70,7 @@ def needs_encoder(run: Run) -> bool:
     """Tell whether one of the recipe's methods needs an image encoder."""
     settings = run.recipe.attribution
     return settings.method not in (None, EVERY_METHOD) and any(
-        isinstance(one.source, Embeddings) for one in chosen_methods(split_methods(settings.method, settings.objective))
+        isinstance(one.needs, Embeddings) for one in chosen_methods(split_methods(settings.method, settings.objective))
     )
 
 
@@ -78,7 +79,7 @@ def _check_has_retrained_models(run: Run, methods: list[Method]) -> None:
     if os.path.exists(run.folder / "benchmark" / "masks.npy"):
         return
     for one in methods:
-        if one.source.uses_retrained:
+        if uses_retrained(one):
             raise UsageError(
                 f"{run.recipe.name}: attribution.method {one.name} learns from retrained models, which a run has only "
                 "after `dtrak evaluate lds RUN`: name another method here, and use this one afterwards with --method"

@@ -24,13 +24,15 @@ from dtrak.features.encoders import load_encoder
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.features.store import Cost
 from dtrak.gradients.objectives import OBJECTIVES
-from dtrak.inputs.arrays import Vectors
+from dtrak.inputs.arrays import KernelVectors
 from dtrak.inputs.benchmark import QUERIES, Benchmark
-from dtrak.inputs.embeddings import Embeddings
+from dtrak.inputs.needs import uses_retrained
 from dtrak.inputs.settings import Settings
+from dtrak.inputs.source_of import source_of
 from dtrak.inputs.task import Task
 from dtrak.kernels.damping import GRIDS, Damping, for_scaled
 from dtrak.methods import EVERY_METHOD, Method, chosen_methods
+from dtrak.methods.method import Embeddings
 from dtrak.tables import Cell, Entry, Table
 
 MIN_SUBSETS = 2  # a rank correlation needs as many
@@ -135,7 +137,7 @@ class Comparison:
 
 def compare(
     benchmark: Benchmark,
-    methods: Sequence[str],
+    methods: Sequence[str | Method],
     cache: Path,
     settings: Settings,
     *,
@@ -177,7 +179,7 @@ def compare(
         engine,
         tries_dampings=searches,
     )
-    is_fitted = damping == CHOSEN or (others is None and any(one.source.uses_retrained for one in chosen))
+    is_fitted = damping == CHOSEN or (others is None and any(uses_retrained(one) for one in chosen))
     if is_fitted and half < MIN_SUBSETS:
         raise UsageError(
             f"{benchmark.folder} has {len(masks)} subsets: too few to fit on one half and report on the other"
@@ -222,12 +224,12 @@ def other_models(benchmark: Benchmark, retrained: Path | None) -> Benchmark | No
 
 
 def check_comparison(
-    methods: Sequence[str], queries: str, output: str, damping: str, grid: str, settings: Settings
+    methods: Sequence[str | Method], queries: str, output: str, damping: str, grid: str, settings: Settings
 ) -> None:
     """Refuse arguments that `compare` would refuse, before models are retrained for it."""
     chosen = chosen_methods(methods)
     check_objective(chosen, settings.objective)
-    embeds = list(methods) != [EVERY_METHOD] and any(isinstance(one.source, Embeddings) for one in chosen)
+    embeds = list(methods) != [EVERY_METHOD] and any(isinstance(one.needs, Embeddings) for one in chosen)
     if settings.encoder != DEFAULT_ENCODER or embeds:
         load_encoder(settings.encoder)
     check_known("queries", queries, list(QUERIES))
@@ -254,22 +256,23 @@ def _evaluate(
     training_seconds: float | None,
 ) -> Result:
     """Choose the damping whose LDS is best on `fitted`, and measure its LDS on `reported`."""
-    tried = dampings if method.damped else dampings[:1]
-    feature_seconds = method.source.seconds(task)
+    tried = dampings if method.kernel is not None else dampings[:1]
+    source = source_of(method)
+    feature_seconds = source.seconds(task)
     started = time.monotonic()
     scores = scores_for(task, method, tried)
     seconds = feature_seconds + (time.monotonic() - started) / len(tried)
     means = [mean_lds(values, fitted.masks, fitted.losses) for values in scores] if len(tried) > 1 else [0.0]
     best = int(np.argmax(means))
     absolute, relative = _lambdas(task, method, tried)
-    count = method.source.retrained_models(task)
+    count = source.retrained_models(task)
     return Result(
         method.name,
         evaluate_lds(scores[best], reported.masks, reported.losses),
         relative[best] if relative else None,
         absolute[best] if absolute else None,
         seconds,
-        method.source.feature_cost(task),
+        source.feature_cost(task),
         count * training_seconds if training_seconds is not None else None if count else 0.0,
         [*zip(relative, means, strict=True)] if len(tried) > 1 else [],
     )
@@ -277,10 +280,10 @@ def _evaluate(
 
 def _lambdas(task: Task, method: Method, dampings: Sequence[Damping]) -> tuple[list[float], list[float]]:
     """Return each λ of the method's first model, and each ÷ its mean eigenvalue; nothing for undamped methods."""
-    if not method.damped:
+    if method.kernel is None:
         return [], []
-    first: Vectors = next(method.source.inputs(task.asking(dampings)))
-    return [first.absolute(one) for one in dampings], [first.training.relative(one) for one in dampings]
+    first: KernelVectors = next(source_of(method).inputs(task.asking(dampings)))
+    return [first.training.absolute(one) for one in dampings], [first.training.relative(one) for one in dampings]
 
 
 def _lambda_cell(value: float | None) -> Cell:

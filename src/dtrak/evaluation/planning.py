@@ -26,9 +26,9 @@ from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import load_images, read_ids
 from dtrak.images.selection import Selection
 from dtrak.images.sources import find_source
-from dtrak.inputs.needs import GradientKind, NeededGradients
+from dtrak.inputs.needs import GradientKind, NeededGradients, needed_by
 from dtrak.kernels.damping import Damping
-from dtrak.methods import chosen_methods, needed_by, split_methods
+from dtrak.methods import chosen_methods, split_methods
 from dtrak.models.autoencoder import pictures_in_a_pass
 from dtrak.models.diffusion import chosen_parameters, usual_parameters
 from dtrak.models.memory import Layout, copies_that_fit

@@ -12,11 +12,10 @@ from dtrak.evaluation.counterfactual import Counterfactual, Redrawing, evaluate_
 from dtrak.evaluation.left_out import CreditComparison, compare_credit, leave_groups_out
 from dtrak.features.encoders import load_encoder
 from dtrak.files import write_text
-from dtrak.inputs.gradients import Gradients
 from dtrak.inputs.settings import Settings
 from dtrak.inputs.task import Task
 from dtrak.kernels.damping import Damping
-from dtrak.methods import Method
+from dtrak.methods import Gradients, Method
 from dtrak.noise import stable_hash
 from dtrak.runs.attributing import features_folder, portable_settings, prepare_run
 from dtrak.runs.run import BENCHMARK, Run
@@ -82,7 +81,8 @@ def counterfactual_run(
 
     task, chosen = prepared(methods, first)
     scores = {first: {method.name: scores_for(task, method, [damping])[0] for method in chosen}}
-    trajectory_names = [one.name for one in chosen if isinstance(one.source, Gradients) and one.source.along_trajectory]
+    drawn = [one for one in chosen if isinstance(one.needs, Gradients) and one.needs.queries == "trajectories"]
+    trajectory_names = [one.name for one in drawn]
     for step in others:
         scores[step] = dict(scores[first])
         if trajectory_names:

@@ -12,7 +12,7 @@ from dtrak.explorer.kept_pictures import MAX_BYTES, MAX_PICTURES
 from dtrak.explorer.lists import described, neighbours
 from dtrak.explorer.pages import Pages, by_id, by_number, whole
 from dtrak.figures.html_pictures import SMALL
-from dtrak.methods import get_method
+from dtrak.methods import METHODS
 
 
 class IndexExplorer(Pages):
@@ -33,7 +33,7 @@ class IndexExplorer(Pages):
     def about(self, request: Request) -> Response:
         """Describe the index, with the names that a run has."""
         index, (_, height, width) = self.exploration.index, self.exploration.fit.shape
-        method = get_method(index.description.method)
+        method = METHODS.choose(index.description.method)
         sets = self.exploration.sets.items()
         return JSONResponse(
             {

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from dtrak.contracts import Values
 from dtrak.explorer.catalog import Catalog, Entry
-from dtrak.methods.method import Values
 
 
 def listed(entries: list[Entry], page: int, size: int) -> dict[str, Any]:

@@ -37,8 +37,8 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
             {
                 "name": one.name,
                 "summary": one.summary,
-                "damped": one.damped,
-                "self_influence": one.has_self_influence,
+                "damped": one.kernel is not None,
+                "self_influence": one.self_influence,
             }
             for one in exploration.methods.values()
         ],
@@ -190,7 +190,7 @@ def credit_of(scores: Scores, column: str) -> list[dict[str, Any]]:
 
 
 def _self_influence(exploration: Exploration, entry: Entry, method: Method, damping: Damping) -> float | None:
-    if not method.has_self_influence:
+    if not method.self_influence:
         return None
     found = exploration.scorer.self_influence(method, damping, slice(entry.position, entry.position + 1))
     _check_finite(found, damping)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from dtrak.attribution.scores import refuse_not_finite
 from dtrak.attribution.scoring import DampedScores, FixedScores, scores_for, self_influence
-from dtrak.attribution.used_damping import UsedDamping
+from dtrak.contracts import EVERY, Array
 from dtrak.errors import UsageError
 from dtrak.images.images import Images
 from dtrak.inputs.arrays import TrainingKernel
+from dtrak.inputs.source_of import source_of
 from dtrak.inputs.task import Task
-from dtrak.kernels.damping import Damping
-from dtrak.kernels.preconditioner import EVERY, Array
+from dtrak.kernels.damping import Damping, UsedDamping
 from dtrak.methods import Method
 
 Scored = DampedScores | FixedScores  # the scores of some queries by one method
@@ -48,8 +48,8 @@ class Scorer:
 
     def _score(self, queries: Images, method: Method, folder: Path | None) -> Scored:
         task = self.task.with_queries(queries, folder)
-        method.source.check(task)
-        if not method.damped:
+        source_of(method).check(task)
+        if method.kernel is None:
             (values,) = scores_for(task, method, [Damping()])
             refuse_not_finite(values, method.name, queries.ids, task.train.ids, "cannot score")
             return FixedScores(values)
@@ -62,15 +62,15 @@ class Scorer:
 
     def self_influence(self, method: Method, damping: Damping, train: slice = EVERY) -> Array:
         """Return the self-influence τ(x^n)_n of all training images, or of some, [N]."""
-        if not method.has_self_influence:
+        if not method.self_influence:
             raise UsageError(f"{method.name} has no self-influence: trak and d-trak have one")
-        return self_influence(method.under(self.task.settings), self.kernels[method.name], damping, train)
+        return self_influence(method, self.kernels[method.name], damping, train)
 
     def scale(self, method: Method, damping: Damping) -> "Scale":
         """Describe a damping for the kernel of the method's first model."""
         first = self.kernels[method.name][0]
         rules = {rule: first.relative(Damping.parse(rule)) for rule in _rules(first)}
-        return Scale(UsedDamping.of(first, damping), rules)
+        return Scale(UsedDamping.of(first.kernel, damping, first.absolute(damping)), rules)
 
 
 @dataclass(frozen=True)
@@ -83,4 +83,4 @@ class Scale:
 
 def _rules(first: TrainingKernel) -> list[str]:
     """Return the rules for λ that this kernel can use: `auto` is one of them if the features for it are there."""
-    return ["auto", "spectrum"] if first.automatic is not None else ["spectrum"]
+    return ["auto", "spectrum"] if first.has_automatic else ["spectrum"]

@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrak.contracts import Vectors
 from dtrak.features.encoders import Encoder, embed, load_encoder
 from dtrak.files import as_npy, write_bytes
 from dtrak.images.images import Images
-from dtrak.inputs.arrays import Vectors
 from dtrak.inputs.task import Source, Task
-from dtrak.kernels.preconditioner import ArrayRows
+from dtrak.kernels import ArrayRows
 from dtrak.noise import stable_hash
 
 KEY = "embeddings"  # the name under which a task keeps them
 
 
 @dataclass(frozen=True)
-class Embeddings(Source):
+class EmbeddingSource(Source):
     """Each image is a vector: its embedding."""
 
     needs: str = "an image encoder"
@@ -37,7 +37,7 @@ class Embeddings(Source):
 
     def _vectors(self, task: Task) -> Vectors:
         train = _embedded(task, task.train, task.folder)
-        return Vectors(ArrayRows(train), _embedded(task, task.queries, task.folder_of_queries))
+        return Vectors(ArrayRows(train), _embedded(task, task.queries, task.folder_of_queries)[:, None])
 
 
 def _encoder(task: Task) -> Encoder:

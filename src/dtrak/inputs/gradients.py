@@ -4,36 +4,31 @@ Gradients that several methods need are computed once and kept in one store.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from dtrak.contracts import Kernel, Vectors
+from dtrak.devices import total_memory
 from dtrak.errors import UsageError
+from dtrak.features.settings import FeatureSettings
 from dtrak.features.store import Cost, FeatureStore
-from dtrak.inputs.arrays import TrainingKernel, Vectors
-from dtrak.inputs.keeping import kept_fit, kept_gram, kept_pooled
-from dtrak.inputs.needs import GradientKind, GradientUse, Models
+from dtrak.inputs.arrays import KernelVectors, TrainingKernel
+from dtrak.inputs.needs import GradientKind, objectives_of, rule_of
 from dtrak.inputs.outcomes import benchmark_of
 from dtrak.inputs.task import Source, Task
-from dtrak.kernels.copies import CopyFeatures, OneCopy
-from dtrak.kernels.damping import (
-    Automatic,
-    Damping,
-    compared_objective,
-    damping_by_agreement,
-    damping_by_rows,
-    damping_by_trace,
-)
-from dtrak.kernels.kept import KeptFit
-from dtrak.kernels.preconditioner import Preconditioner
-from dtrak.kernels.ridge import decompose
-from dtrak.kernels.solved import solve
+from dtrak.kernels import KERNELS
+from dtrak.kernels.damping import automatic, compared_objective
+from dtrak.kernels.kernel_cache import KeptFit, kept_ridge
+from dtrak.kernels.ridge import Eigen
+from dtrak.kernels.rows import ArrayRows, CopyRows, OneRow
+from dtrak.methods.method import Gradients, Kronecker, Method, Ridge
 from dtrak.noise import stable_hash
 
 if TYPE_CHECKING:
@@ -42,178 +37,172 @@ if TYPE_CHECKING:
     from dtrak.models import DiffusionModel
 
 Stores = dict[str, FeatureStore]  # by objective
-FEW_ROWS = 0.4  # the decomposition of so many rows, as a share of k, takes as long as the Cholesky factor of G [k, k]
+Fitted = tuple[Callable[[], Kernel], KeptFit[Eigen] | None]  # how to fit a kernel, and what keeps it on disk
 DRAWS_AT_ONE_STEP = 10  # how many noises journey-trak takes if it scores one timestep alone
-MODELS: dict[Models, tuple[str, str]] = {  # what they need, and the first part of what they cost, in words
+MODELS = {  # what they need, and the first part of what they cost, in words
     "final": ("the model", ""),
     "checkpoints": ("checkpoints", "4 × "),
     "retrained": ("models retrained on halves", "S trainings and S × "),
 }
+BYTES_ON_DISK, BYTES_IN_MEMORY = 4, 24  # for each parameter, of the whole gradient of a training image and of a query
 
 
 @dataclass(frozen=True)
-class Gradients(Source):
-    """Each image is a vector, or one vector for each of its noised copies: its projected gradients."""
+class GradientSource(Source):
+    """Each image has one gradient, or one for each of its noised copies."""
 
-    objective: str = "simple"
-    any_objective: bool = False  # whether the user may choose another one
-    also: tuple[str, ...] = ()  # their scores are averaged with those of the first objective, which also sets their λ
-    models: Models = "final"
-    apart: bool = False  # whether every noised copy has its own gradient; one kernel then has all copies and objectives
-    every_layer: bool = False  # whether they are of all layers of a U-Net, even if copies are apart
-    along_trajectory: bool = False  # whether gradients of queries are taken along their sampling trajectories
-    preconditioner: str = "ridge"
-
-    @property
-    def needs(self) -> str:  # type: ignore[override]
-        return MODELS[self.models][0] + " and the queries' seeds" * self.along_trajectory
-
-    @property
-    def cost(self) -> str:  # type: ignore[override]
-        return MODELS[self.models][1] + f"{1 + len(self.also)} × " * bool(self.also) + "K gradients per image"
-
-    @property
-    def uses_retrained(self) -> bool:  # type: ignore[override]
-        return self.models == "retrained"
-
-    def objectives(self, chosen: str | None) -> tuple[str, ...]:
-        """Return the objectives. The first is the one that λ is set for: the `chosen` one if the user may choose."""
-        first = chosen if chosen is not None and self.any_objective else self.objective
-        return tuple(dict.fromkeys((first, *self.also)))
-
-    def use(self, chosen: str | None, damped: bool) -> GradientUse:
-        """Return how a method uses these gradients; `damped` says whether λ matters for it."""
-        return GradientUse(self.kind, self.objectives(chosen), self.along_trajectory, damped)
+    method: Method
+    of: Gradients  # what the method needs
 
     @property
     def kind(self) -> GradientKind:
-        return GradientKind(self.models, self.apart, every_layer=self.every_layer)
+        return GradientKind.of(self.method, self.of)
+
+    @property
+    def needs(self) -> str:  # type: ignore[override]
+        return MODELS[self.of.models][0] + " and the queries' seeds" * (self.of.queries == "trajectories")
+
+    @property
+    def cost(self) -> str:  # type: ignore[override]
+        if self.kind.whole:
+            return "3 × K gradients per image, kept whole"
+        several = f"{len(self.of.objectives)} × " * (len(self.of.objectives) > 1)
+        residuals = ", K predictions per training image" * self._has_residuals
+        return f"{MODELS[self.of.models][1]}{several}K gradients per image{residuals}"
+
+    @property
+    def _has_residuals(self) -> bool:
+        return isinstance(self.method.kernel, Ridge) and self.method.kernel.residuals
 
     def check(self, task: Task) -> None:
-        members(task, self.models)
-        if self.along_trajectory:
+        members(task, self.of.models)
+        if self.of.queries == "trajectories":
             _trajectories(task).check()
+        if self.kind.whole:
+            _check_whole(task)
 
-    def inputs(self, task: Task) -> Iterator[Vectors]:
-        for member in range(len(members(task, self.models))):
-            if self.apart:
-                yield from self._of_copies(task, member)
-                continue
+    def inputs(self, task: Task) -> Iterator[Any]:
+        needs, kernel = self.of, self.method.kernel
+        every = objectives_of(needs, task.settings.objective)
+        for member in range(len(members(task, needs.models))):
+            train, asked = train_stores(task, self.kind, member), query_stores(task, self.kind, member, needs.queries)
             first: TrainingKernel | None = None
-            for objective in self.objectives(task.settings.objective):
-                vectors = self._vectors(task, member, objective, first)
-                first = first or vectors.training
-                yield vectors
+            for objectives in [every] if needs.copies == "apart" else [(one,) for one in every]:
+                rows = CopyRows([train[one] for one in objectives], needs.unit)
+                queries = CopyRows([asked[one] for one in objectives], needs.unit)[:]
+                residuals = _residuals(task, self.kind) if self._has_residuals else None  # [N, copies]
+                if kernel is None:
+                    yield Vectors(rows, queries)
+                elif not isinstance(kernel, Ridge) or kernel.pooled:
+                    training = self._training(task, member, rows, objectives, first)
+                    first = first or training
+                    yield KernelVectors(rows, queries, training, None if residuals is None else residuals.mean(1))
+                else:
+                    for copy in range(rows.shape[0]):
+                        one, by_rule = OneRow(rows, copy), partial(automatic, kernel.damping, objective=objectives[0])
+                        training = TrainingKernel(partial(KERNELS["ridge"], one), by_rule, kernel.damping)
+                        own = None if residuals is None else residuals[:, copy % residuals.shape[1]]
+                        yield KernelVectors(one, queries[:, [copy]], training, own)
+
+    def _training(
+        self, task: Task, member: int, rows: CopyRows, objectives: tuple[str, ...], first: TrainingKernel | None
+    ) -> TrainingKernel:
+        """Return the kernel of some objectives. It is kept in memory if there is one model; several could fill it."""
+        rule, other, is_final = rule_of(self.method), compared_objective(objectives[0]), self.of.models == "final"
+        train = train_stores(task, self.kind, member)
+        one_damping = first is None and len(task.dampings) == 1 and not task.dampings[0].needs_eigenvalues(rule)
+        about = self.kind, self.of.unit, self.method.kernel, one_damping
+
+        def make() -> TrainingKernel:
+            # made here, as it looks at every file of the stores: a search in an index asks again for each picture
+            def fitted(rows: CopyRows, objectives: tuple[str, ...]) -> Fitted:
+                fit, kept = self._fit(task, member, rows, objectives, one_damping)
+                key = ("kernel", *about, objectives)
+                return partial(task.once_for_training, key, fit) if is_final else fit, kept
+
+            fit, kept = fitted(rows, objectives)
+            fit_other: Callable[[], Kernel] | None = None
+            compared = None if first is None else first.kept
+            if rule == "agreement" and first is None and other in train:
+                fit_other, compared = fitted(CopyRows([train[other]], self.of.unit), (other,))
+            by_rule = partial(automatic, rule, copies=rows.shape[0], objective=objectives[0], other=fit_other)
+            has_rule = fit_other is not None or rule != "agreement"
+            return TrainingKernel(fit, by_rule, rule, has_rule, first, kept, compared)
+
+        led_by = None if first is None else objectives_of(self.of, task.settings.objective)[0]
+        return task.once_for_training(("damped kernel", *about, objectives, led_by), make) if is_final else make()
+
+    def _fit(self, task: Task, member: int, rows: CopyRows, objectives: tuple[str, ...], one_damping: bool) -> Fitted:
+        """Return how the method's kernel is fitted to rows. Kernels of this package are kept on disk."""
+        stores = [train_stores(task, self.kind, member)[one] for one in objectives]
+        match self.method.kernel:
+            case Ridge():
+                length = "unit" if self.of.unit else "own"
+                folder = stores[0].folder.parent / "kernels" / "-".join([length, *(one.folder.name for one in stores)])
+                depends_on = (length, *(one.digest for one in stores))
+                return kept_ridge(folder, depends_on, rows, one_damping)
+            case Kronecker():
+                return partial(_gauss_newton, task, self.kind, stores[0], rows), None
+            case str(name):
+                return partial(KERNELS.choose(name), rows), None
+            case fit:
+                assert fit is not None
+                return partial(fit, rows), None
 
     def feature_cost(self, task: Task) -> Cost:
         """Return the cost of the features behind the inputs. Objectives that share passes share their cost."""
-        of_each = [
-            cost
-            for member in range(len(members(task, self.models)))
-            for cost in self._costs(task, member, self.objectives(task.settings.objective))
-        ]
-        return sum(of_each, Cost())
-
-    def _costs(self, task: Task, member: int, objectives: tuple[str, ...]) -> Iterator[Cost]:
-        """Yield the cost of each store that these inputs need of one model."""
-        train = train_stores(task, self.kind, member)
-        compared = compared_objective(objectives[0])
-        of_train = {*objectives, *([compared] if compared in _compared(task, self.kind) else [])}
-        yield from (train[one].cost for one in of_train)
-        queries = query_stores(task, self.kind, member, self.along_trajectory)
-        yield from (queries[one].cost for one in objectives)
+        objectives = objectives_of(self.of, task.settings.objective)
+        compared = {compared_objective(objectives[0])} & set(_compared(task, self.kind))
+        total = Cost()
+        for member in range(len(members(task, self.of.models))):
+            train, asked = train_stores(task, self.kind, member), query_stores(task, self.kind, member, self.of.queries)
+            total += sum((train[one].cost for one in {*objectives, *compared}), Cost())
+            total += sum((asked[one].cost for one in objectives), Cost())
+        return total
 
     def seconds(self, task: Task) -> float:
         cost = self.feature_cost(task)
         return cost.gradients + cost.projection
 
     def retrained_models(self, task: Task) -> int:
-        return len(members(task, self.models)) if self.uses_retrained else 0
-
-    def _vectors(self, task: Task, member: int, objective: str, first: TrainingKernel | None) -> Vectors:
-        train = train_stores(task, self.kind, member)
-        queries = query_stores(task, self.kind, member, self.along_trajectory)
-        return Vectors(train[objective], queries[objective].numpy(), self._training(task, train, objective, first))
-
-    def _training(self, task: Task, train: Stores, objective: str, first: TrainingKernel | None) -> TrainingKernel:
-        """Return the kernel of an objective. It is kept if there is one model; several could fill the memory."""
-
-        def make() -> TrainingKernel:
-            # made here, as it looks at every file of the stores: a search in an index asks again for each picture
-            fits = {of: kept_fit(self.preconditioner, store) for of, store in train.items()}
-
-            def kernel(of: str) -> Preconditioner:
-                key = ("kernel", self.preconditioner, of)
-                return task.once_for_training(key, fits[of]) if self.models == "final" else fits[of]()
-
-            other = compared_objective(objective)
-            compares = first is None and other in train
-            automatic = partial(damping_by_agreement, compared=partial(kernel, other)) if compares else None
-            kept = {of: fit if isinstance(fit, KeptFit) else None for of, fit in fits.items()}
-            compared = kept[other] if compares else None if first is None else first.kept
-            return TrainingKernel(partial(kernel, objective), automatic, first, kept[objective], compared)
-
-        if self.models != "final":
-            return make()
-        first_objective = None if first is None else self.objectives(task.settings.objective)[0]
-        return task.once_for_training(("damped kernel", self.preconditioner, objective, first_objective), make)
-
-    def _of_copies(self, task: Task, member: int) -> Iterator[Vectors]:
-        """Yield one input with a kernel of all copies and objectives, or for each copy an input with its own kernel."""
-        settings, objectives = task.settings, self.objectives(task.settings.objective)
-        stores = train_stores(task, self.kind, member)
-        features = CopyFeatures([stores[one] for one in objectives], settings.length == "unit")
-        scored = features if settings.copies == "apart" else features.mean()
-        of_queries = query_stores(task, self.kind, member, self.along_trajectory)
-        queries = scored.prepared([torch.from_numpy(of_queries[one].numpy()) for one in objectives]).numpy()
-
-        def rule(copies: int) -> Automatic:
-            if settings.sharpening == "squared":
-                return partial(damping_by_trace, copies=copies, objective=objectives[0])
-            return partial(damping_by_rows, copies=copies)
-
-        if settings.kernel == "per-copy":
-            for copy in range(queries.shape[1]):
-                rows = OneCopy(features, copy)
-                yield Vectors(rows, queries[:, copy], TrainingKernel(partial(decompose, rows), rule(1)))
-            return
-        copies, _ = features.shape
-
-        only = _only_damping(task) if _is_quick_to_solve(features) else None
-        used = [stores[one] for one in objectives]
-
-        def make() -> TrainingKernel:
-            if only is None:
-                return TrainingKernel(kept_pooled(used, features, scored), rule(copies))
-            return TrainingKernel(partial(_solved, used, features, scored, only, rule(copies)), rule(copies))
-
-        key = ("pooled kernel", objectives, settings.length, settings.copies, only)
-        fitted = task.once_for_training(key, make) if self.models == "final" else make()
-        yield Vectors(scored, queries, fitted)
+        return len(members(task, self.of.models)) if self.of.models == "retrained" else 0
 
 
-def _only_damping(task: Task) -> Damping | None:
-    """Return the damping if scores are asked for a single one, whose λ can be found without eigenvalues."""
-    by_eigenvalues = ("spectrum",) if task.settings.sharpening == "squared" else ("spectrum", "auto")
-    return task.dampings[0] if len(task.dampings) == 1 and task.dampings[0].kind not in by_eigenvalues else None
+def _check_whole(task: Task) -> None:
+    """Refuse more parameters than the disk or the memory can hold."""
+    numbers = sum(value.numel() for value in task.model.parameters(task.settings.parameters).values())
+    there = next(folder for folder in (task.folder, *task.folder.absolute().parents) if folder.exists())
+    disk, memory = shutil.disk_usage(there).free, total_memory(task.model.device) / 2
+    for images, size, room, where in (
+        (task.train, BYTES_ON_DISK, disk, "on the disk"),
+        (task.queries, BYTES_IN_MEMORY, memory, "in half of the memory"),
+    ):
+        if size * numbers * len(images) > room:
+            raise UsageError(
+                f"whole gradients of {len(images):,} images and {numbers:,} parameters take "
+                f"{size * numbers * len(images) / 1e9:,.1f} GB, but there are {room / 1e9:,.1f} GB {where}: "
+                "give fewer --parameters"
+            )
 
 
-def _is_quick_to_solve(features: CopyFeatures) -> bool:
-    """Return whether a Cholesky factor of G [k, k] is no more work than the decomposition of the smaller matrix."""
-    copies, dim = features.shape
-    return len(features) * copies >= FEW_ROWS * dim
+def _gauss_newton(task: Task, kind: GradientKind, store: FeatureStore, rows: CopyRows) -> Kernel:
+    """Return the kernel of the network's Gauss–Newton matrix."""
+    from dtrak.features.curvature import kept_directions
+    from dtrak.kernels.kronecker import Kronecker
+
+    (settings, _), images = _settings_of(task, kind), task.train_inputs
+    if settings.skip_bad and (bad := set(store.left_out())):
+        images = images.select([row for row in range(len(images)) if row not in bad])
+    return Kronecker(kept_directions(task.model, images, settings, task.folder), rows)
 
 
-def _solved(
-    stores: Sequence[FeatureStore], features: CopyFeatures, scored: CopyFeatures, damping: Damping, rule: Automatic
-) -> Preconditioner:
-    """Return the kernel for one damping; the decomposed one if λ is less than the rounding errors of G."""
-    gram = kept_gram(stores, features)()
-    found = damping.absolute(cast(Preconditioner, gram), rule)  # only its trace and its number of images are asked for
-    try:
-        return solve(gram, found, scored)
-    except np.linalg.LinAlgError:
-        return kept_pooled(stores, features, scored)()
+def _residuals(task: Task, kind: GradientKind) -> NDArray[np.float32]:
+    """Return how far predictions for the copies of training images are from their targets, [N, copies]."""
+    from dtrak.features.residuals import residuals_of
+
+    settings, _ = _settings_of(task, kind)
+    make = partial(residuals_of, task.model, task.train_inputs, settings, task.folder)
+    return task.once_for_training(("residuals", kind.timesteps), make)
 
 
 def _compared(task: Task, kind: GradientKind) -> tuple[str, ...]:
@@ -222,7 +211,7 @@ def _compared(task: Task, kind: GradientKind) -> tuple[str, ...]:
     return tuple(one for one in needed.train if one not in needed.all_of_queries)
 
 
-def members(task: Task, models: Models) -> list[Path | None]:
+def members(task: Task, models: str) -> list[Path | None]:
     """Return the folders of the models that gradients are computed with; None stands for the task's own model."""
     match models:
         case "final":
@@ -236,6 +225,8 @@ def members(task: Task, models: Models) -> list[Path | None]:
             if not found:
                 raise UsageError(f"{benchmark.folder} did not keep its retrained models: make it with --keep-models")
             return [*found[: task.settings.ensemble_size]]
+        case _:
+            raise ValueError(models)
 
 
 def evenly_spaced(folder: Path | None, count: int) -> list[Path]:
@@ -259,12 +250,14 @@ def _trajectories(task: Task) -> "Trajectories":
     return task.once("trajectories", make)
 
 
-def with_stores(task: Task, source: Gradients, folder: Path, names: Collection[str] = ()) -> Task:
+def with_stores(task: Task, source: GradientSource, folder: Path, names: Collection[str] = ()) -> Task:
     """Return the task with the features of training images that a folder has; the images themselves are not needed.
 
     `names` are those of the stores; without them, there must be only one store for each objective.
     """
-    stores = {one: _only_store(folder, f"train-{one}", source.apart, names) for one in task.needed[source.kind].train}
+    stores = {
+        one: _only_store(folder, f"train-{one}", source.kind.apart, names) for one in task.needed[source.kind].train
+    }
     for store in stores.values():
         if missing := len(store.missing()):
             raise UsageError(
@@ -287,21 +280,11 @@ def _only_store(folder: Path, name: str, apart: bool, names: Collection[str]) ->
     return found[0]
 
 
-@dataclass(frozen=True)
-class NoQueries:
-    """Stands for the features of queries where only those of training images are needed."""
-
-    shape: tuple[int, ...]
-
-    def numpy(self) -> NDArray[np.float32]:
-        return np.zeros((1, *self.shape), dtype=np.float32)
-
-
-def without_queries(task: Task, source: Gradients) -> Task:
+def without_queries(task: Task, source: GradientSource) -> Task:
     """Return the task with zeros as the features of one query, so that no model is needed."""
     stores = train_stores(task, source.kind, 0)
-    nothing = {one: NoQueries(store.shape) for one, store in stores.items()}
-    return replace(task, _made={("queries", source.kind, 0, source.along_trajectory): nothing})
+    nothing = {one: ArrayRows(np.zeros((1, *store.shape), np.float32)) for one, store in stores.items()}
+    return replace(task, _made={("queries", source.kind, 0, source.of.queries): nothing})
 
 
 def fill_share(task: Task) -> None:
@@ -317,19 +300,19 @@ def train_stores(task: Task, kind: GradientKind, member: int) -> Stores:
     return task.once_for_training(("train", kind, member), make)
 
 
-def query_stores(task: Task, kind: GradientKind, member: int, along_trajectory: bool) -> Stores:
+def query_stores(task: Task, kind: GradientKind, member: int, queries: str) -> Stores:
     """Return the features of the queries as they are, or along their sampling trajectories."""
     needed, folder = task.needed[kind], task.folder_of_queries
 
     def make() -> Stores:
-        if not along_trajectory:
+        if queries == "images":
             name = f"queries-{task.query_inputs.fingerprint[:8]}"  # other prompts, other features
             return _featurize(task, kind, member, task.query_inputs, needed.queries, folder, name)
         trajectories, draws = _trajectories(task), None if task.settings.step is None else DRAWS_AT_ONE_STEP
         name = f"journeys-{trajectories.fingerprint[:8]}"
         return _featurize(task, kind, member, trajectories, needed.trajectories, folder, name, draws)
 
-    return task.once(("queries", kind, member, along_trajectory), make)
+    return task.once(("queries", kind, member, queries), make)
 
 
 def _featurize(
@@ -344,24 +327,40 @@ def _featurize(
 ) -> Stores:
     """Compute the features of images with one of the models. Each model has its own folder and its own projection."""
     from dtrak.features.featurizing import featurize
-    from dtrak.models.diffusion import usual_parameters
 
     model, path = task.model, members(task, kind.models)[member]
-    settings = task.settings.features
+    settings, own_folder = _settings_of(task, kind)
     if path is not None:
         model = _loaded(task, path)
         folder = folder / f"{path.name}-{model.fingerprint[:8]}"  # models of several folders can have the same name
         settings = replace(settings, projection_seed=stable_hash(f"{settings.seed} {path.name}") >> 1)
     if draws is not None:
         settings = replace(settings, draws=draws)
-    if kind.whole:
-        settings, folder = replace(settings, projection="identity"), folder / "whole"
-    if kind.every_layer and settings.parameters is None:
-        every, usual = (usual_parameters(model.network, apart) for apart in (False, kind.apart))
-        if every != usual:
-            settings, folder = replace(settings, parameters=every), folder / "all-layers"
-    share = task.share if name == "train" else None
+    share, folder = task.share if name == "train" else None, folder / own_folder
     return featurize(model, images, objectives, settings, folder, name, task.engine, apart=kind.apart, share=share)
+
+
+def _settings_of(task: Task, kind: GradientKind) -> tuple[FeatureSettings, str]:
+    """Return the settings of a kind of gradients, and a folder for those that `featurize` would not make by itself."""
+    from dtrak.models.diffusion import usual_parameters
+
+    settings, words = task.settings.features, list[str]()
+    timesteps, layers, projection = ("visible", "later", "factored") if kind.apart else ("uniform", "usual", "sketch")
+    if kind.timesteps != timesteps and str(settings.timesteps).strip().isdecimal():
+        settings = replace(settings, timesteps=f"{kind.timesteps}:{settings.timesteps}")
+        words.append(kind.timesteps)
+    if kind.layers != layers and settings.parameters is None:
+        chosen, usual = (usual_parameters(task.model.network, one == "later") for one in (kind.layers, layers))
+        if chosen != usual:
+            settings = replace(settings, parameters=chosen)
+            words.append("later-layers" if kind.layers == "later" else "all-layers")
+    if kind.whole:
+        settings = replace(settings, projection="identity")
+        words.append("whole")
+    elif kind.projection != projection and settings.projection is None:
+        settings = replace(settings, projection=kind.projection)
+        words.append(kind.projection)
+    return settings, "-".join(words)
 
 
 def _loaded(task: Task, path: Path) -> "DiffusionModel":

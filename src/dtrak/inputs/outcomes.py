@@ -3,23 +3,22 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dtrak.contracts import RetrainedLosses
 from dtrak.errors import UsageError
-from dtrak.inputs.arrays import RetrainedLosses
 from dtrak.inputs.benchmark import Benchmark
 from dtrak.inputs.task import Source, Task
 
-FEWEST_MODELS = 4  # a comparison needs at least this many
-
 
 @dataclass(frozen=True)
-class Outcomes(Source):
+class OutcomeSource(Source):
     """The losses of the queries under retrained models, and which images each model was trained on."""
 
     needs: str = "losses under models retrained on halves"
     cost: str = "S trainings"
-    uses_retrained = True
 
     def check(self, task: Task) -> None:
+        from dtrak.methods.retrained_models import check_enough  # scikit-learn takes a second
+
         check_enough(self._losses(task))
 
     def inputs(self, task: Task) -> Iterator[RetrainedLosses]:
@@ -30,13 +29,6 @@ class Outcomes(Source):
 
     def _losses(self, task: Task) -> RetrainedLosses:
         return task.once("outcomes", lambda: _read(task))
-
-
-def check_enough(outcomes: RetrainedLosses) -> None:
-    """Refuse to compare too few models."""
-    found = len(outcomes.masks)
-    if found < FEWEST_MODELS:
-        raise UsageError(f"{found} retrained models are too few to compare: there must be at least {FEWEST_MODELS}")
 
 
 def _read(task: Task) -> RetrainedLosses:

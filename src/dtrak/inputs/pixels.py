@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dtrak.contracts import Counts, NoisedQueries, Vectors
 from dtrak.gradients.copies import timesteps_of
-from dtrak.inputs.arrays import Counts, NoisedQueries, Vectors
 from dtrak.inputs.task import Source, Task
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ IMAGES_AT_ONCE = 64  # how many images are read at a time
 
 
 @dataclass(frozen=True)
-class Pixels(Source):
+class PixelSource(Source):
     """Each image is a vector: the numbers that the model takes as its input."""
 
     needs: str = "only the images"
@@ -30,7 +30,7 @@ class Pixels(Source):
 
     def _vectors(self, task: Task) -> Vectors:
         queries = task.query_inputs
-        return Vectors(InputRows(task.train_inputs), queries.tensor(range(len(queries))).flatten(1).numpy())
+        return Vectors(InputRows(task.train_inputs), queries.tensor(range(len(queries))).flatten(1)[:, None].numpy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,8 @@ class InputRows:
     images: "ModelInputs"
 
     @property
-    def dim(self) -> int:
-        return int(np.prod(self.images.shape))
+    def shape(self) -> tuple[int, int]:
+        return 1, int(np.prod(self.images.shape))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -50,14 +50,14 @@ class InputRows:
         wanted = range(len(self)) if wanted is None else wanted
         for start in range(0, len(wanted), IMAGES_AT_ONCE):
             rows = wanted[start : start + IMAGES_AT_ONCE]
-            yield rows, self.images.tensor(rows).flatten(1)
+            yield rows, self.images.tensor(rows).flatten(1)[:, None]
 
-    def at(self, rows: Sequence[int]) -> Tensor:
-        return self.images.tensor(rows).flatten(1)
+    def at(self, places: Sequence[int]) -> Tensor:
+        return self.images.tensor(places).flatten(1)[:, None]
 
 
 @dataclass(frozen=True)
-class NoisedPixels(Source):
+class NoisedPixelSource(Source):
     """Each query has noised copies, as in training; training images are as they are."""
 
     needs: str = "only the images"
@@ -79,7 +79,7 @@ class NoisedPixels(Source):
 
 
 @dataclass(frozen=True)
-class Nothing(Source):
+class NoSource(Source):
     """The input of random scores: only the numbers of images, and a seed."""
 
     def inputs(self, task: Task) -> Iterator[Counts]:

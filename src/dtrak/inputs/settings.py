@@ -6,10 +6,9 @@ A recipe's section `attribution` has these fields. Commands have an option for e
 
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from dtrak.checks import check_number
-from dtrak.errors import UsageError, check_known
 from dtrak.features.settings import DEFAULT_ENCODER, FeatureSettings, Option
 
 
@@ -22,21 +21,6 @@ class Settings(FeatureSettings):
         Option("NAME", "For d-trak: simple, elbo, square, avg, l1, l2, linf or interpolated(η).", "square"),
     ] = None
     damping: float | str = "auto"  # λ: auto, spectrum, a fraction of the mean eigenvalue, or absolute:5
-    kernel: Annotated[
-        Literal["pooled", "per-copy"],
-        Option("KIND", "For step-trak: one kernel pooled over all noised copies, or one per-copy."),
-    ] = "pooled"
-    copies: Annotated[
-        Literal["apart", "averaged"],
-        Option("KIND", "For step-trak: score each copy apart and add, or score the averaged copies."),
-    ] = "apart"
-    length: Annotated[
-        Literal["unit", "own"], Option("KIND", "For step-trak: every copy's gradient of unit length, or of its own.")
-    ] = "unit"
-    sharpening: Annotated[
-        Literal["squared", "none"],
-        Option("KIND", "For step-trak: scores squared with their sign kept, or as they are."),
-    ] = "squared"
     checkpoints: Annotated[
         Path | None, Option("FOLDER", "For tracin, gas, retrac: models from the training.", "RUN/checkpoints")
     ] = None
@@ -70,12 +54,6 @@ class Settings(FeatureSettings):
 
         super().__post_init__()
         Damping.parse(self.damping)
-        check_known("kernel", self.kernel, ["pooled", "per-copy"])
-        check_known("copies", self.copies, ["apart", "averaged"])
-        check_known("length", self.length, ["unit", "own"])
-        check_known("sharpening", self.sharpening, ["squared", "none"])
-        if self.kernel == "per-copy" and self.copies == "averaged":
-            raise UsageError("kernel per-copy scores each copy on its own, so copies cannot be averaged")
         for name in ("checkpoint_count", "ensemble_size", "retrained_count"):
             if (value := getattr(self, name)) is not None or name != "retrained_count":
                 check_number(name, value)

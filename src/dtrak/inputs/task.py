@@ -108,7 +108,6 @@ class Source:
 
     needs: str = "nothing"  # what must be there, in words, for the list of methods
     cost: str = "nothing"
-    uses_retrained = False  # whether it needs retrained models
 
     def check(self, task: Task) -> None:
         """Raise an error if something is missing, before any long work begins."""

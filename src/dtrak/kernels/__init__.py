@@ -1,13 +1,14 @@
-"""Compute scores from features: preconditioners, which are fitted once for all dampings, and rules for the damping.
+"""Compute scores from features: kernels, which are fitted once for all dampings, and rules for the damping.
 
-To add a preconditioner, write a function that fits it, and add a line to `PRECONDITIONERS`.
+To add a kernel, write a function that fits it to rows, and add a line to `KERNELS`.
 """
 
+from dtrak.contracts import Fit, Kernel, Rows
 from dtrak.kernels.damping import Damping
-from dtrak.kernels.preconditioner import ArrayRows, Fit, Preconditioner, Rows
-from dtrak.kernels.ridge import RidgeKernel, decompose
+from dtrak.kernels.ridge import Ridge
+from dtrak.kernels.rows import ArrayRows, CopyRows
 from dtrak.registry import Registry
 
-PRECONDITIONERS: Registry[Fit] = Registry("preconditioner", "dtrak.preconditioners", {"ridge": decompose})
+KERNELS: Registry[Fit] = Registry("kernel", "dtrak.preconditioners", {"ridge": Ridge.of})
 
-__all__ = ["PRECONDITIONERS", "ArrayRows", "Damping", "Preconditioner", "RidgeKernel", "Rows", "decompose"]
+__all__ = ["KERNELS", "ArrayRows", "CopyRows", "Damping", "Kernel", "Ridge", "Rows"]

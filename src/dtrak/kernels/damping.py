@@ -6,7 +6,7 @@ The number of directions that a kernel keeps is its effective dimension
 
 For the same model, the best λ of different objectives differ by orders of magnitude, but their d far less. So the
 two rules that need no search set d. `spectrum` sets it to a tenth of the number of images. `auto` sets it to the
-largest d at which the scores of two objectives agree. Kernels of noised copies have rules of their own for `auto`.
+largest d at which the scores of two objectives agree. Kernels of noised copies have other rules for `auto`.
 """
 
 import math
@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from dtrak.contracts import Array, Kernel, Rule
 from dtrak.errors import UsageError
-from dtrak.kernels.preconditioner import Array, Preconditioner, effective_dimension, mean_eigenvalue, trace
 from dtrak.noise import stream
+from dtrak.wording import plain
 
 SHARE = 0.1  # `spectrum` sets the dimension to this share of the images
 # `auto` sets the dimension to at least and at most these shares of the images. If the agreement of two objectives falls
@@ -39,7 +40,7 @@ SAMPLED = 100  # how many training images it takes as queries
 STRETCHES, STRETCH = 100, 100
 CONFIRMED = 0.9  # two objectives agree on a dimension d if their scores fit best at this share of d or more
 
-Automatic = Callable[[Preconditioner], float]  # returns the λ that `auto` sets for a kernel
+SHARE_OF_MEAN = 0.1  # λ ÷ the mean eigenvalue, as in Grosse et al. (2023)
 
 
 @dataclass(frozen=True)
@@ -80,20 +81,19 @@ class Damping:
         """Return whether λ is found from the features, and not given."""
         return self.kind in ("auto", "spectrum")
 
-    def absolute(self, kernel: Preconditioner, automatic: Automatic | None = None) -> float:
-        """Return λ for a kernel. `automatic` is its rule for `auto`."""
+    def needs_eigenvalues(self, rule: Rule) -> bool:
+        """Return whether λ is found from the eigenvalues of a kernel, and not from their sum, if `auto` is a rule."""
+        return self.kind == "spectrum" or (self.kind == "auto" and rule in ("agreement", "rows"))
+
+    def absolute(self, kernel: Kernel, by_rule: Callable[[Kernel], float] | None = None) -> float:
+        """Return λ for a kernel; `by_rule` finds it for `auto`."""
         match self.kind:
             case "spectrum":
                 return damping_of_dimension(kernel, at_most(SHARE * kernel.images, kernel))
             case "auto":
-                if automatic is None:
-                    raise UsageError(
-                        "damping 'auto' compares two objectives, and the features of one are missing: "
-                        "give --damping auto when features are made, or give --method trak,d-trak"
-                    )
-                return automatic(kernel)
+                return automatic("agreement", kernel) if by_rule is None else by_rule(kernel)
             case "relative":
-                return self.value * mean_eigenvalue(kernel)
+                return self.value * kernel.trace / kernel.size
             case "absolute":
                 return self.value
 
@@ -103,47 +103,59 @@ def compared_objective(objective: str) -> str:
     return "square" if objective == "simple" else "simple"
 
 
-def at_most(dimension: float, kernel: Preconditioner, share: float = SHARE_OF_RANK) -> float:
+def at_most(dimension: float, kernel: Kernel, share: float = SHARE_OF_RANK) -> float:
     """Return the dimension, or this share of the kernel's rank if that is less."""
-    return min(dimension, share * len(kernel.eigenvalues))
+    return min(dimension, share * kernel.rank)
 
 
-def damping_of_dimension(kernel: Preconditioner, dimension: float) -> float:
+def damping_of_dimension(kernel: Kernel, dimension: float) -> float:
     """Return the λ at which the effective dimension is this. The dimension has to be less than the rank."""
-    rank = len(kernel.eigenvalues)
-    low = np.log(kernel.eigenvalues[0] / (2 * rank))  # d ≥ r − ½
+    low = np.log(kernel.eigenvalues[0] / (2 * kernel.rank))  # d ≥ r − ½
     with np.errstate(divide="ignore", over="ignore"):  # for the dimension 0, λ is infinite
-        high = np.log(kernel.eigenvalues.sum() / dimension)  # d ≤ Σ s / λ
-    if effective_dimension(kernel, np.exp(high)) >= dimension:  # if d is close to 0, rounding errors can make this true
+        high = np.log(kernel.trace / dimension)  # d ≤ Σ s / λ
+    if kernel.dimension(np.exp(high)) >= dimension:  # if d is close to 0, rounding errors can make this true
         return float(np.exp(high))
-    return float(np.exp(brentq(lambda log: effective_dimension(kernel, np.exp(log)) - dimension, low, high)))
+    return float(np.exp(brentq(lambda log: kernel.dimension(np.exp(log)) - dimension, low, high)))
 
 
-def damping_as_of(other: Preconditioner, its_damping: float, kernel: Preconditioner) -> float:
+def damping_as_of(other: Kernel, its_damping: float, kernel: Kernel) -> float:
     """Return the λ with which `kernel` keeps as many directions as the kernel `other` keeps with `its_damping`."""
-    return damping_of_dimension(kernel, at_most(effective_dimension(other, its_damping), kernel))
+    return damping_of_dimension(kernel, at_most(other.dimension(its_damping), kernel))
 
 
-def damping_by_agreement(kernel: Preconditioner, compared: Callable[[], Preconditioner]) -> float:
-    """Return the λ that keeps as many directions as two objectives agree on, in the shares LEAST to MOST of the images.
+def automatic(
+    rule: Rule,
+    kernel: Kernel,
+    copies: int = 1,
+    objective: str = "simple",
+    other: Callable[[], Kernel] | None = None,
+) -> float:
+    """Return the λ that `auto` sets by a rule, for a kernel of so many copies and of this (first) objective.
 
-    `compared` returns the kernel that is fitted on the other objective.
+    - "agreement" keeps as many directions as two objectives agree on, in the shares LEAST to MOST of the images;
+      `other` returns the kernel that is fitted on the other objective
+    - "rows" keeps a share of images × copies
+    - "trace", for scores that are squared, is a share of trace(G) / √copies; for unit rows, trace(G) is images × copies
+    - "published" is a share of the mean eigenvalue
     """
-    agreed = np.clip(agreed_dimension(kernel, compared()), LEAST * kernel.images, MOST * kernel.images)
-    return damping_of_dimension(kernel, at_most(float(agreed), kernel))
+    match rule:
+        case "agreement":
+            if other is None:
+                raise UsageError(
+                    "damping 'auto' compares two objectives, and the features of one are missing: "
+                    "give --damping auto when features are made, or give --method trak,d-trak"
+                )
+            agreed = np.clip(agreed_dimension(kernel, other()), LEAST * kernel.images, MOST * kernel.images)
+            return damping_of_dimension(kernel, at_most(float(agreed), kernel))
+        case "rows":
+            return damping_of_dimension(kernel, at_most(SHARE_OF_ROWS * copies * kernel.images, kernel, OF_COPIES))
+        case "trace":
+            return (SHARE_OF_TRACE if objective == "simple" else OF_OTHERS) * kernel.trace / math.sqrt(copies)
+        case "published":
+            return SHARE_OF_MEAN * kernel.trace / kernel.size
 
 
-def damping_by_rows(kernel: Preconditioner, copies: int) -> float:
-    """Return the λ that keeps a share of the rows, images × copies, that a kernel of noised copies was fitted on."""
-    return damping_of_dimension(kernel, at_most(SHARE_OF_ROWS * copies * kernel.images, kernel, OF_COPIES))
-
-
-def damping_by_trace(kernel: Preconditioner, copies: int, objective: str = "simple") -> float:
-    """Return the λ for squared scores: a share of trace(G) / √copies. For unit rows, trace(G) is images × copies."""
-    return (SHARE_OF_TRACE if objective == "simple" else OF_OTHERS) * trace(kernel) / math.sqrt(copies)
-
-
-def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:
+def agreed_dimension(kernel: Kernel, compared: Kernel) -> float:
     """Return the largest dimension at which the scores of two objectives agree.
 
     The scores of both measure the same influence, but each has its own noise. Let one kernel keep d directions, and
@@ -152,7 +164,7 @@ def agreed_dimension(kernel: Preconditioner, compared: Preconditioner) -> float:
     does not have, it is less. Each kernel is compared with the other in this way, and the geometric mean of the two
     best dimensions is taken. The result is the largest d for which this mean is at least CONFIRMED · d.
     """
-    most = min(len(kernel.eigenvalues), len(compared.eigenvalues)) / 2
+    most = min(kernel.rank, compared.rank) / 2
     dimensions = np.geomspace(min(4, most / 2), most, TRIED)
     rows = stream("auto damping").permutation(len(kernel))[:SAMPLED]
     own, other = (scores_of_others(one, rows, dimensions) for one in (kernel, compared))
@@ -175,13 +187,13 @@ def _peaks(curves: Array) -> Array:
     return np.asarray(top + shift.clip(-1, 1), dtype=np.float64)
 
 
-def scores_of_others(kernel: Preconditioner, rows: NDArray[np.int64], dimensions: Array) -> NDArray[np.float32]:
+def scores_of_others(kernel: Kernel, rows: NDArray[np.int64], dimensions: Array) -> NDArray[np.float32]:
     """Return the standardised scores of the compared images for the training images `rows`: [dimensions, rows, M].
 
     The score of an image for itself is set to zero. The image stays in the kernel: without it, the scores of all
     others would only be multiplied by a common factor.
     """
-    coordinates, compared = kernel.train_coordinates(rows), compared_images(len(kernel))
+    coordinates, compared = kernel.train_coordinates(rows.tolist()), compared_images(len(kernel))
     dampings = [damping_of_dimension(kernel, one) for one in dimensions]
     found = np.empty((len(dampings), len(rows), sum(one.stop - one.start for one in compared)), dtype=np.float32)
     for target, damping in zip(found, dampings, strict=True):  # a kernel keeps what it has solved for the last λ
@@ -199,6 +211,29 @@ def compared_images(count: int) -> list[slice]:
         return [slice(0, count)]
     starts = np.linspace(0, count - STRETCH, STRETCHES).astype(int)
     return [slice(start, start + STRETCH) for start in starts.tolist()]
+
+
+@dataclass(frozen=True)
+class UsedDamping:
+    """The λ that scores were computed with, in numbers. For several models or objectives, it is that of the first."""
+
+    rule: str  # auto, spectrum, relative or absolute
+    relative: float  # λ ÷ the mean eigenvalue
+    absolute: float  # λ
+    kept: float  # the effective dimension d(λ): how many directions the kernel keeps
+    rank: int  # how many directions there are
+
+    @classmethod
+    def of(cls, kernel: Kernel, damping: Damping, absolute: float) -> "UsedDamping":
+        """Return the numbers of a damping, which is this λ for a kernel."""
+        relative = absolute * kernel.size / kernel.trace
+        return cls(damping.kind, relative, absolute, kernel.dimension(absolute), kernel.rank)
+
+    def __str__(self) -> str:
+        """Return it in words: auto: λ = 0.0123 × mean eigenvalue, which keeps 150 of 1,000 directions."""
+        rule = f"{self.rule}: " if self.rule in ("auto", "spectrum") else ""
+        kept = f"keeps {round(self.kept):,} of {self.rank:,} directions"
+        return f"{rule}λ = {plain(self.relative)} × mean eigenvalue, which {kept}"
 
 
 # The dampings that a sweep tries: the paper's values, for its features, or fractions of the mean eigenvalue in steps of

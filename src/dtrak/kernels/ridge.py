@@ -1,201 +1,319 @@
-"""Compute τ(x) = φ(x)ᵀ (ΦᵀΦ + λI)⁻¹ Φᵀ for any λ from one decomposition, without inverting a matrix.
+"""The kernel of the features φ_c(n) of C copies of N training images, where C is 1 if copies are averaged:
 
-With the singular value decomposition Φ = U diag(√s) Vᵀ, e = ΦV = U diag(√s) and b(x) = Vᵀφ(x):
+    τ(x)_n = Σ_c φ_c(x)ᵀ (G + λI)⁻¹ φ_c(n),        G = ΦᵀΦ = Σ_n Σ_c φ_c(n) φ_c(n)ᵀ,        Φ [NC, k]
 
-    τ(x)_n = Σ_r b_r(x) e_nr / (s_r + λ),        ‖φ_n‖² = Σ_r e_nr²,        ‖(ΦᵀΦ + λI)⁻¹φ_n‖² = Σ_r e_nr² / (s_r + λ)²
+No matrix is inverted. The smaller of G and ΦΦᵀ is added up from blocks of rows, and factored in one of two ways:
 
-Only the smaller Gram matrix is decomposed, in float64: ΦᵀΦ = V diag(s) Vᵀ if k ≤ N (primal), ΦΦᵀ = U diag(s) Uᵀ if
-N < k (dual), where b(x) = eᵀΦφ(x) / s. Directions in which all training features are zero add nothing and are left out.
+    G = V diag(s) Vᵀ         for every λ:  φᵀ(G + λI)⁻ᵖφ′ = Σ_r b_r b′_r / (s_r + λ)ᵖ,  with b = Vᵀφ and b′ = Vᵀφ′
+    ΦΦᵀ = U diag(s) Uᵀ       the same, with V = ΦᵀU diag(1/√s); the b of all training rows are U diag(√s)
+    G + λI = L Lᵀ            for one λ, in a tenth of the time:  (G + λI)⁻¹φ = L⁻ᵀL⁻¹φ
 
-In the primal form, e is kept in memory only if it is small. For more images, training features are read in blocks, and
-scores are products in float32 with (ΦᵀΦ + λI)⁻¹φ(x), which is computed in float64. So the memory does not grow with N.
+Directions in which all training features are zero add nothing and are left out. If C is 1, all is float64. Products of
+several copies are float32, and their sums float64: on digits and CIFAR-2 this changes scores by less than a thousandth
+of their spread. If the b of all training rows are too many to stay in memory, rows are read again for each λ; so the
+memory does not grow with N.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import scipy.linalg
-import torch
 from numpy.typing import NDArray
-from scipy.linalg.blas import dsyrk
+from scipy.linalg.blas import dsyrk, dtrsm, ssyrk, strsm
+from scipy.linalg.lapack import dtpttr, dtrtri, dtrttp
 from torch import Tensor
 
+from dtrak.contracts import EVERY, Array, Rows, Values
 from dtrak.errors import DtrakError
-from dtrak.kernels.preconditioner import EVERY, Array, Rows
+from dtrak.kernels.rows import large_blocks
 
-ROWS_AT_ONCE = 32  # the float64 results for so many rows stay in the CPU's cache
-KEPT_BYTES = 256 << 20  # the coordinates e of all training images stay in memory if they take at most this
+# The b of all training rows stay in memory if they take at most this: of one copy, or of several.
+KEPT_BYTES, KEPT_OF_COPIES = 256 << 20, 2 << 30
+FEW_ROWS = 0.4  # the eigenvectors of so many rows, as a share of k, take as long as the Cholesky factor of G [k, k]
+AT_ONCE = 32  # the float64 results for so many images stay in the processor's cache
 
 
 @dataclass(frozen=True, eq=False)
-class RidgeKernel:
-    """The preconditioner with G = ΦᵀΦ, made from the decomposed training features Φ [N, k] of rank r."""
+class Gram:
+    """The smaller of G [k, k] and ΦΦᵀ [NC, NC]: of its lower half, the columns one after the other."""
 
-    eigenvalues: Array  # s [r], positive, in rising order
-    directions: Array | None  # V [k, r] in the primal form, None in the dual form
-    dual: Array | None  # e [N, r] in the dual form, None in the primal form
+    packed: Array
     images: int  # how many training images have a feature; images that were left out have zeros and do not count
-    features: Rows
-    _last: list[Any] = field(init=False, default_factory=list)  # coordinates, λ, and what was solved for them
+    is_outer: bool  # whether it is ΦΦᵀ
 
     @classmethod
-    def opened(cls, arrays: Mapping[str, NDArray[Any]], features: Rows) -> "RidgeKernel":
-        """Return the kernel of the arrays that `arrays` gave for the same features."""
-        images = int(arrays["images"])
-        return cls(arrays["eigenvalues"], arrays.get("directions"), arrays.get("dual"), images, features)
+    def of(cls, rows: Rows, inner: bool = False) -> "Gram":
+        """Add it up from blocks of rows. With `inner`, it is G in any case."""
+        copies, dim = rows.shape
+        is_outer = len(rows) * copies < dim and not inner
+        side, images = len(rows) * copies if is_outer else dim, 0
+        total = np.zeros((side, side), order="F")  # only its lower half is filled
+        for rows_of, block in rows.blocks() if is_outer else large_blocks(rows):
+            images += int(block.flatten(1).any(1).sum())
+            if is_outer:
+                for others, other in rows.blocks(range(rows_of.stop)):
+                    total[_part(rows_of, copies), _part(others, copies)] = _wide(block) @ _wide(other).T
+            elif copies == 1:
+                total = dsyrk(1.0, _wide(block).T, 1.0, total, lower=1, overwrite_c=1)
+            else:
+                total += ssyrk(1.0, block.flatten(0, 1).numpy().T, lower=1)
+        if not images:
+            raise DtrakError("every training feature is zero: the objective does not depend on these parameters")
+        return cls(dtrttp(total, uplo="L")[0], images, is_outer)
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what was fitted."""
-        form = {"dual": self.dual} if self.directions is None else {"directions": self.directions}
-        found = {"eigenvalues": self.eigenvalues, "images": np.array(self.images), **form}
-        return {name: array for name, array in found.items() if array is not None}
+    @property
+    def side(self) -> int:
+        return math.isqrt(2 * len(self.packed))
+
+    @property
+    def diagonal(self) -> Array:
+        lengths = np.arange(self.side, 0, -1)  # of the columns
+        return np.asarray(self.packed[np.cumsum(lengths) - lengths])
+
+    def lower(self) -> Array:
+        """Return a matrix in Fortran's order whose lower half is that of this one."""
+        return np.asarray(dtpttr(self.side, self.packed, uplo="L")[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Eigen:
+    """The eigenvalues of a Gram matrix that are above rounding errors, and their vectors."""
+
+    values: Array  # s [r], in rising order
+    vectors: Array  # V [k, r]; of ΦΦᵀ, the b of all training rows, U diag(√s) [NC, r]
+    images: int
+    is_outer: bool
+
+    @classmethod
+    def of(cls, gram: Gram, rows: Rows) -> "Eigen":
+        copies, dim = rows.shape
+        values, vectors = scipy.linalg.eigh(gram.lower(), overwrite_a=True, check_finite=False, driver="evd")
+        is_wide = gram.is_outer or copies == 1
+        noise = np.finfo(np.float64).eps * max(dim, len(rows) * copies) if is_wide else np.finfo(np.float32).eps
+        first = int(np.searchsorted(values, values[-1] * noise, side="right"))
+        values, vectors = values[first:], vectors[:, first:]
+        if gram.is_outer:
+            vectors *= np.sqrt(values)
+            vectors[gram.diagonal == 0] = 0  # of images that were left out, instead of rounding errors
+        return cls(values, vectors if copies == 1 else vectors.astype(np.float32), gram.images, gram.is_outer)
+
+
+class Ridge:
+    """The kernel that is fitted on `rows`. With a `gram`, it is ready for one λ after the other; else for all.
+
+    If `scored` is given, these are the features that it scores, of the same images: the means of copies, say.
+    """
+
+    def __init__(
+        self, rows: Rows, find_eigen: Callable[[], Eigen], gram: Gram | None = None, scored: Rows | None = None
+    ) -> None:
+        self.rows, self.scored = rows, scored or rows
+        self._find_eigen, self._gram = find_eigen, gram
+        # What was solved last, and for which λ. Each is replaced as a whole, as several threads may ask.
+        self._factor: tuple[float, Array | None] = math.nan, None
+        self._solved: tuple[float, Array | None, Array] = math.nan, None, np.empty(0)
+
+    @classmethod
+    def of(cls, rows: Rows, one_damping: bool = False, scored: Rows | None = None) -> "Ridge":
+        """Fit the kernel. If scores are asked for `one_damping`, and rows are not few, it takes a Cholesky factor."""
+        gram = Gram.of(rows, inner=True) if one_damping and is_quick_to_solve(rows) else None
+        return cls(rows, lambda: Eigen.of(gram or Gram.of(rows), rows), gram, scored)
 
     def __len__(self) -> int:
-        return len(self.features)
+        return len(self.rows)
 
     @cached_property
-    def train(self) -> Array | None:
-        """e [N, r]; None if there are so many images that their features are read in blocks."""
-        if self.directions is None:
-            return self.dual
-        if 8 * len(self) * len(self.eigenvalues) > KEPT_BYTES:
-            return None
-        train = np.empty((len(self), len(self.eigenvalues)))
-        for rows, block in self.features.blocks():
-            np.matmul(_wide(block), self.directions, out=train[rows.start : rows.stop])
-        return train
+    def _eigen(self) -> Eigen:
+        return self._find_eigen()
 
-    @cached_property
-    def basis(self) -> Array:
-        """V [k, r], in both forms: for the dual one, V = Φᵀ e diag(1/s)."""
-        if self.directions is not None:
-            return self.directions
-        assert self.dual is not None
-        basis = np.zeros((self.features.dim, len(self.eigenvalues)))
-        for rows, block in self.features.blocks():
-            basis += _wide(block).T @ self.dual[rows.start : rows.stop]
-        return np.asarray(basis / self.eigenvalues)
+    @property
+    def eigenvalues(self) -> Array:
+        return self._eigen.values
 
-    def coordinates(self, queries: NDArray[np.float32]) -> Array:
-        """Return b [Q, r] of the query features [Q, k]."""
-        wide = queries.astype(np.float64)
-        if self.directions is not None:
-            return np.asarray(wide @ self.directions)
-        products = np.empty((len(wide), len(self.features)))  # Φφ(x)
-        for rows, block in self.features.blocks():
-            products[:, rows.start : rows.stop] = wide @ _wide(block).T
-        assert self.dual is not None
-        return np.asarray(products @ self.dual / self.eigenvalues)
+    @property
+    def images(self) -> int:
+        return (self._gram or self._eigen).images
 
-    def train_coordinates(self, rows: Sequence[int] | NDArray[np.int64]) -> Array:
-        """Return b [B, r] of the training images `rows`, which equals their rows of e."""
-        if self.train is not None:
-            return np.asarray(self.train[rows])
-        return self.coordinates(self.features.at([int(row) for row in rows]).numpy())
+    @property
+    def size(self) -> int:
+        return self.images  # ΦΦᵀ of averaged copies, which has the eigenvalues of G, has this side
 
-    def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> NDArray[np.float32]:
-        """Return τ [Q, N] for an absolute λ, from the coordinates of the queries."""
-        if self.train is not None:
-            return np.asarray(coordinates / (self.eigenvalues + damping) @ self.train[train].T, dtype=np.float32)
-        back = self._solved(coordinates, damping)
-        scores = np.empty((len(back), len(range(len(self))[train])), dtype=np.float32)
-        first = range(len(self))[train].start
-        for rows, block in self.features.blocks(range(len(self))[train]):
-            scores[:, rows.start - first : rows.stop - first] = (back @ block.T).numpy()
+    @property
+    def trace(self) -> float:
+        return float((self.eigenvalues if self._gram is None else self._gram.diagonal).sum())
+
+    @property
+    def rank(self) -> int:
+        copies, dim = self.rows.shape
+        return len(self.eigenvalues) if self._gram is None else min(dim, self.images * copies)
+
+    def dimension(self, damping: float) -> float:
+        """Return d(λ) = Σ_r s_r / (s_r + λ), or k − λ‖L⁻¹‖²."""
+        factor = self._cholesky(damping)
+        if factor is None:
+            return float((self.eigenvalues / (self.eigenvalues + damping)).sum())
+        inverse, _ = dtrtri(factor, lower=1)
+        return float(len(inverse) - damping * np.linalg.norm(np.tril(inverse)) ** 2)
+
+    def coordinates(self, rows: NDArray[np.float32]) -> Array:
+        """Return b [Q, C, r] of features [Q, C, k], or the features themselves for one λ after the other."""
+        return self._projected(rows) if self._gram is None else rows
+
+    def train_coordinates(self, places: Sequence[int]) -> Array:
+        if self._kept is not None:
+            return np.asarray(self._kept[list(places)])
+        return self.coordinates(self.scored.at(places).numpy())
+
+    def scores(self, coordinates: Array, damping: float, train: slice = EVERY) -> Values:
+        wanted = range(len(self))[train]
+        if self._kept is not None:
+            weights = 1 / (self.eigenvalues + damping)
+            weighted = np.multiply(coordinates, weights, dtype=self._kept.dtype, casting="same_kind")
+            return (_flat(weighted) @ _flat(self._kept[train]).T).astype(np.float32, copy=False)
+        last, of, back = self._solved  # rules for λ ask for a hundred stretches of images, one after the other
+        if last != damping or of is not coordinates:
+            self._solved = math.nan, None, np.empty(0)
+            is_raw = self._gram is not None
+            half = self.whitened(coordinates, damping) if is_raw else self._scaled(coordinates, damping)
+            # Where all training rows are zero, a Cholesky factor leaves φ/λ, which cancels only in float64.
+            kind = np.float64 if is_raw and self.rows.shape[0] == 1 else np.float32
+            back = _flat(self.lifted(half, damping)).astype(kind, copy=False)  # (G + λI)⁻¹φ
+            self._solved = damping, coordinates, back
+        scores = np.empty((len(coordinates), len(wanted)), dtype=np.float32)
+        for images, block in self.scored.blocks(wanted):
+            part = slice(images.start - wanted.start, images.stop - wanted.start)
+            scores[:, part] = back @ block.flatten(1).numpy().T
         return scores
 
-    def _solved(self, coordinates: Array, damping: float) -> Tensor:
-        """Return (ΦᵀΦ + λI)⁻¹φ(x) [Q, k] in float32.
+    def squares(self, damping: float, power: int, train: slice = EVERY) -> Array:
+        wanted, factor = range(len(self))[train], self._cholesky(damping)
+        if factor is None and (power or self._kept is not None):
+            weights = (self.eigenvalues + damping) ** -power
+            return np.concatenate([np.square(some).sum(1) @ weights for some in self._train_blocks(wanted)])
+        found, kind = [], np.float64 if self.rows.shape[0] == 1 else np.float32
+        for _, block in large_blocks(self.scored, wanted):
+            rows: Array = block.numpy()
+            if factor is not None and power:
+                rows = _solved(factor, rows, kind=kind)
+            if factor is not None and power == 2:
+                rows = _solved(factor, rows, turned=True, kind=kind)
+            found.append(np.square(rows).sum((1, 2), dtype=np.float64))
+        return np.concatenate(found)
 
-        The last result is kept: rules for λ ask about a hundred stretches of training images, one after the other.
-        """
-        if not self._last or self._last[0] is not coordinates or self._last[1] != damping:
-            assert self.directions is not None
-            back = np.asarray(coordinates / (self.eigenvalues + damping) @ self.directions.T, dtype=np.float32)
-            self._last[:] = coordinates, damping, torch.from_numpy(back)
-        found: Tensor = self._last[2]
-        return found
+    def whitened(self, rows: Array, damping: float) -> Array:
+        """Return vectors ψ [Q, C, r] of features [Q, C, k] whose inner products are scores: τ(x)_n = ψ(x)·ψ(n)."""
+        factor = self._cholesky(damping)
+        if factor is None:
+            return self._scaled(self._projected(rows), damping)
+        return _solved(factor, rows)
 
-    def self_influence(self, damping: float, train: slice = EVERY) -> Array:
-        """Return τ(x^n)_n = Σ_r e_nr² / (s_r + λ), [N], the leverage of each training image, from 0 to 1."""
-        return self._squares(1 / (self.eigenvalues + damping), train)
+    def lifted(self, vectors: Array, damping: float) -> Array:
+        """Return vectors [Q, C, k] whose products with features are those of `vectors` [Q, C, r] with their ψ."""
+        factor = self._cholesky(damping)
+        if factor is not None:
+            return _solved(factor, vectors, turned=True)
+        scaled = self._scaled(vectors, damping).reshape(-1, vectors.shape[2])
+        return np.asarray((scaled @ self._basis.T).reshape(*vectors.shape[:2], -1))
 
-    def norms(self, train: slice = EVERY) -> Array:
-        """Return ‖φ_n‖, [N]."""
-        return np.sqrt(self._squares(np.ones_like(self.eigenvalues), train))
+    @cached_property
+    def _basis(self) -> Array:
+        """V [k, r]; where ΦΦᵀ was decomposed, Φᵀ times the b of all training rows, diag(1/s)."""
+        if not self._eigen.is_outer:
+            return self._eigen.vectors
+        total = np.zeros((self.rows.shape[1], len(self.eigenvalues)))
+        for images, block in self.rows.blocks():
+            total += _wide(block).T @ self._eigen.vectors[_part(images, self.rows.shape[0])]
+        return np.asarray(total / self.eigenvalues)
 
-    def preconditioned_norms(self, damping: float, train: slice = EVERY) -> Array:
-        """Return ‖(ΦᵀΦ + λI)⁻¹φ_n‖, [N]."""
-        return np.sqrt(self._squares((self.eigenvalues + damping) ** -2, train))
+    def _cholesky(self, damping: float) -> Array | None:
+        """Return L in Fortran's order. None if the kernel is for every λ, or if λ is less than G's rounding errors."""
+        if self._gram is None:
+            return None
+        last, factor = self._factor
+        if last != damping:
+            self._factor, factor = (math.nan, None), None
+            precision = np.finfo(np.float64 if self.rows.shape[0] == 1 else np.float32)
+            if damping > precision.eps * self.trace:
+                matrix = self._gram.lower()
+                matrix[np.diag_indices(len(matrix))] += damping
+                with suppress(np.linalg.LinAlgError):
+                    factor = scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False)
+            self._factor = damping, factor
+        return factor
 
-    def _squares(self, weights: Array, train: slice) -> Array:
-        """Return Σ_r e_nr² w_r, [N]."""
-        return np.concatenate([part**2 @ weights for part in self._parts(train)])
+    def _scaled(self, coordinates: Array, damping: float) -> Array:
+        """Return b / √(s + λ), in the same precision."""
+        weights = 1 / np.sqrt(self.eigenvalues + damping)
+        return np.asarray(np.multiply(coordinates, weights, dtype=coordinates.dtype, casting="same_kind"))
 
-    def _parts(self, train: slice) -> Iterator[NDArray[np.floating[Any]]]:
-        """Yield the rows of e of some training images, a few at a time."""
-        if self.train is not None:
-            chosen = self.train[train]
-            for start in range(0, len(chosen), ROWS_AT_ONCE):
-                yield chosen[start : start + ROWS_AT_ONCE]
+    def _projected(self, rows: Array) -> Array:
+        """Return Vᵀφ [Q, C, r] of features [Q, C, k]."""
+        flat, vectors = rows.reshape(-1, rows.shape[2]), self._eigen.vectors  # one product, as many small ones are slow
+        if self._eigen.is_outer:
+            products = np.empty((len(flat), len(vectors)))  # φᵀΦᵀ
+            for images, block in self.rows.blocks():
+                products[:, _part(images, self.rows.shape[0])] = flat.astype(np.float64) @ _wide(block).T
+            found = (products @ vectors / self.eigenvalues).astype(vectors.dtype, copy=False)
+        else:
+            found = flat.astype(vectors.dtype, copy=False) @ vectors
+        return np.asarray(found.reshape(*rows.shape[:2], -1))
+
+    @cached_property
+    def _kept(self) -> Array | None:
+        """The coordinates of all training images [N, C, r], if they are small: then another λ is one product."""
+        if self._gram is not None:
+            return None
+        vectors, copies = self._eigen.vectors, self.scored.shape[0]
+        if self._eigen.is_outer and self.scored is self.rows:
+            return vectors.reshape(len(self), copies, -1)
+        shape = len(self), copies, len(self.eigenvalues)
+        if vectors.itemsize * math.prod(shape) > (KEPT_BYTES if self.rows.shape[0] == 1 else KEPT_OF_COPIES):
+            return None
+        kept = np.empty(shape, dtype=vectors.dtype)
+        for images, block in large_blocks(self.scored):
+            flat = block.flatten(0, 1).numpy().astype(self._basis.dtype, copy=False)
+            kept[images.start : images.stop] = (flat @ self._basis).reshape(-1, *shape[1:])
+        return kept
+
+    def _train_blocks(self, wanted: range) -> Iterator[Array]:
+        """Yield the coordinates of some training images, a few at a time, [b, C, r]."""
+        if self._kept is not None:
+            for start in range(wanted.start, wanted.stop, AT_ONCE):
+                yield self._kept[start : min(start + AT_ONCE, wanted.stop)]
             return
-        directions = torch.from_numpy(np.asarray(self.directions, dtype=np.float32))
-        for _, block in self.features.blocks(range(len(self))[train]):
-            for part in block.split(ROWS_AT_ONCE):
-                yield (part @ directions).numpy()
+        basis = self._basis.astype(np.float32, copy=False)
+        for _, block in large_blocks(self.scored, wanted):
+            yield (block.flatten(0, 1).numpy() @ basis).reshape(len(block), block.shape[1], -1)
 
 
-def decompose(features: Rows) -> RidgeKernel:
-    """Read the features Φ [N, k] in blocks, and decompose the smaller of ΦᵀΦ and ΦΦᵀ."""
-    count, dim = len(features), features.dim
-    if dim <= count:
-        gram, images = _inner_gram(features)
-        eigenvalues, directions = eigen(gram, count)
-        return RidgeKernel(eigenvalues, directions, None, images, features)
-    gram = _outer_gram(features)
-    left_out = np.flatnonzero(np.diag(gram) == 0)  # images whose features are zeros
-    eigenvalues, dual = eigen(gram, dim)
-    dual *= np.sqrt(eigenvalues)
-    dual[left_out] = 0  # instead of rounding errors
-    return RidgeKernel(eigenvalues, None, dual, count - len(left_out), features)
+def is_quick_to_solve(rows: Rows) -> bool:
+    """Return whether a Cholesky factor of G [k, k] is no more work than the eigenvectors of the smaller matrix."""
+    copies, dim = rows.shape
+    return len(rows) * copies >= FEW_ROWS * dim
 
 
-def eigen(gram: Array, size: int) -> tuple[Array, Array]:
-    """Return the eigenvalues of a Gram matrix that are above rounding errors, in rising order, and their vectors.
-
-    The matrix is overwritten. `size` is the larger side of the features that it was made of.
-    """
-    eigenvalues, vectors = scipy.linalg.eigh(gram, overwrite_a=True, check_finite=False, driver="evd")
-    noise = eigenvalues[-1] * np.finfo(np.float64).eps * size
-    first = int(np.searchsorted(eigenvalues, noise, side="right"))
-    if first == len(eigenvalues):
-        raise DtrakError("every training feature is zero: the objective does not depend on these parameters")
-    return eigenvalues[first:], vectors[:, first:]
+def _solved(factor: Array, rows: Array, turned: bool = False, kind: type = np.float64) -> Array:
+    """Return L⁻¹φ, or L⁻ᵀφ if `turned`, of rows [Q, C, k]."""
+    solve = dtrsm if kind is np.float64 else strsm
+    columns: Array = rows.reshape(-1, rows.shape[2]).T.astype(kind, copy=False)
+    found = solve(1.0, np.asfortranarray(factor, kind), columns, lower=1, trans_a=turned)
+    return np.asarray(found.T.reshape(rows.shape))
 
 
-def _inner_gram(features: Rows) -> tuple[Array, int]:
-    """Return ΦᵀΦ [k, k], only its lower half filled, because `eigh` reads only that, and how many rows are not zero."""
-    gram, images = np.zeros((features.dim, features.dim), order="F"), 0
-    for _, block in features.blocks():
-        gram = dsyrk(1.0, _wide(block).T, 1.0, gram, lower=1, overwrite_c=1)
-        images += int(block.any(1).sum())
-    return gram, images
+def _part(images: range, copies: int) -> slice:
+    """Return the rows of Φ that are the copies of some images."""
+    return slice(copies * images.start, copies * images.stop)
 
 
-def _outer_gram(features: Rows) -> Array:
-    """Return ΦΦᵀ [N, N]. Only its lower half is filled, because `eigh` reads only that."""
-    gram = np.zeros((len(features), len(features)), order="F")
-    for rows, block in features.blocks():
-        wide = _wide(block)
-        for others, other in features.blocks():
-            if others.start > rows.start:
-                break
-            gram[rows.start : rows.stop, others.start : others.stop] = wide @ _wide(other).T
-    return gram
+def _flat(rows: Array) -> Array:
+    """Return [Q, C·k] of [Q, C, k]."""
+    return rows.reshape(len(rows), -1)
 
 
 def _wide(block: Tensor) -> Array:
-    return np.asarray(block.numpy(), dtype=np.float64)
+    """Return a block [b, C, k] as float64 [b·C, k]."""
+    return np.asarray(block.flatten(0, 1).numpy(), dtype=np.float64)

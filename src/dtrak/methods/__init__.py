@@ -1,80 +1,48 @@
-"""The attribution methods by name. Each is a formula that gets arrays, never models.
+"""The attribution methods by name. Each is a record with a formula that gets arrays, never models.
 
-To add a method, write a function in the file of its family, and add a line here.
+To add a method, write a function and its record in a file here, and add a line to `METHODS`.
 """
 
 from collections.abc import Sequence
 
-from dtrak.inputs.gradients import Gradients
-from dtrak.inputs.needs import GradientKind, NeededGradients, needed_gradients
-from dtrak.kernels.damping import Damping
-from dtrak.methods.kernel import (
-    D_TRAK,
-    D_TRAK_ENSEMBLE,
-    DAS,
-    EK_FAC,
-    JOURNEY_TRAK,
-    JOURNEY_TRAK_ENSEMBLE,
-    MIXED_TRAK,
-    RELATIVE_IF,
-    RENORMALIZED_IF,
-    STEP_TRAK,
-    TRAK,
-    TRAK_ENSEMBLE,
-)
-from dtrak.methods.method import Method
-from dtrak.methods.patches import NDA
-from dtrak.methods.random_scores import RANDOM
-from dtrak.methods.retraining import DATAMODEL, DATAMODEL_LASSO, EMPIRICAL_INFLUENCE
-from dtrak.methods.similarity import (
-    CLIP_COSINE,
-    CLIP_DOT,
-    GAS,
-    GRADIENT_COSINE,
-    GRADIENT_DOT,
-    RAW_PIXEL_COSINE,
-    RAW_PIXEL_DOT,
-    RETRAC,
-    TRACIN,
-)
+from dtrak.errors import UsageError
+from dtrak.methods.method import Gradients, Kronecker, Method, Ridge
 from dtrak.registry import Registry
 
-_OWN = (
-    RANDOM,
-    RAW_PIXEL_DOT,
-    RAW_PIXEL_COSINE,
-    CLIP_DOT,
-    CLIP_COSINE,
-    NDA,
-    GRADIENT_DOT,
-    GRADIENT_COSINE,
-    TRACIN,
-    GAS,
-    RETRAC,
-    TRAK,
-    D_TRAK,
-    MIXED_TRAK,
-    STEP_TRAK,
-    RELATIVE_IF,
-    RENORMALIZED_IF,
-    EK_FAC,
-    DAS,
-    JOURNEY_TRAK,
-    TRAK_ENSEMBLE,
-    D_TRAK_ENSEMBLE,
-    JOURNEY_TRAK_ENSEMBLE,
-    EMPIRICAL_INFLUENCE,
-    DATAMODEL,
-    DATAMODEL_LASSO,
+METHODS: Registry[Method] = Registry(
+    "method",
+    "dtrak.methods",
+    {
+        "random": "dtrak.methods.random_scores:RANDOM",
+        "raw-pixel-dot": "dtrak.methods.similarity:RAW_PIXEL_DOT",
+        "raw-pixel-cosine": "dtrak.methods.similarity:RAW_PIXEL_COSINE",
+        "clip-dot": "dtrak.methods.similarity:CLIP_DOT",
+        "clip-cosine": "dtrak.methods.similarity:CLIP_COSINE",
+        "nda": "dtrak.methods.nda:NDA",
+        "gradient-dot": "dtrak.methods.similarity:GRADIENT_DOT",
+        "gradient-cosine": "dtrak.methods.similarity:GRADIENT_COSINE",
+        "tracin": "dtrak.methods.similarity:TRACIN",
+        "gas": "dtrak.methods.similarity:GAS",
+        "retrac": "dtrak.methods.similarity:RETRAC",
+        "trak": "dtrak.methods.trak:TRAK",
+        "d-trak": "dtrak.methods.d_trak:D_TRAK",
+        "mixed-trak": "dtrak.methods.d_trak:MIXED_TRAK",
+        "step-trak": "dtrak.methods.step_trak:STEP_TRAK",
+        "relative-if": "dtrak.methods.trak:RELATIVE_IF",
+        "renormalized-if": "dtrak.methods.trak:RENORMALIZED_IF",
+        "ek-fac": "dtrak.methods.ek_fac:EK_FAC",
+        "das": "dtrak.methods.das:DAS",
+        "journey-trak": "dtrak.methods.trak:JOURNEY_TRAK",
+        "trak-ensemble": "dtrak.methods.trak:TRAK_ENSEMBLE",
+        "d-trak-ensemble": "dtrak.methods.d_trak:D_TRAK_ENSEMBLE",
+        "journey-trak-ensemble": "dtrak.methods.trak:JOURNEY_TRAK_ENSEMBLE",
+        "empirical-influence": "dtrak.methods.retrained_models:EMPIRICAL_INFLUENCE",
+        "datamodel": "dtrak.methods.retrained_models:DATAMODEL",
+        "datamodel-lasso": "dtrak.methods.retrained_models:DATAMODEL_LASSO",
+    },
 )
-METHODS: Registry[Method] = Registry("method", "dtrak.methods", {method.name: method for method in _OWN})
 EVERY_METHOD = "all"  # stands for all methods whose needs are met
-RECOMMENDED = STEP_TRAK.name  # docs/results.md says why
-
-
-def get_method(name: str) -> Method:
-    """Return the method of that name; refuse an unknown one with the names that are known."""
-    return METHODS.choose(name)
+RECOMMENDED = "step-trak"  # docs/results.md says why
 
 
 def split_methods(names: str | None, objective: str | None = None) -> list[str]:
@@ -83,31 +51,25 @@ def split_methods(names: str | None, objective: str | None = None) -> list[str]:
     Without names, this is the recommended method, or d-trak if an objective is given, as it takes any.
     """
     if names is None:
-        return [RECOMMENDED if objective is None else D_TRAK.name]
+        return [RECOMMENDED if objective is None else "d-trak"]
     if names.strip() == EVERY_METHOD:
         return [EVERY_METHOD]
-    return list(dict.fromkeys(get_method(name.strip()).name for name in names.split(",")))
+    return list(dict.fromkeys(METHODS.choose(name.strip()).name for name in names.split(",")))
 
 
-def chosen_methods(names: Sequence[str]) -> list[Method]:
-    """Return the methods of these names; all methods if the only name is `all`."""
-    return [*METHODS.values()] if list(names) == [EVERY_METHOD] else [get_method(name) for name in names]
+def chosen_methods(given: Sequence[str | Method]) -> list[Method]:
+    """Return the methods that were given, by their names or as records; all methods if `all` alone was given.
+
+    Names tell methods apart in files and tables, so two different ones cannot have the same.
+    """
+    if list(given) == [EVERY_METHOD]:
+        return [*METHODS.values()]
+    found: dict[str, Method] = {}
+    for one in given:
+        method = METHODS.choose(one) if isinstance(one, str) else one
+        if not found.setdefault(method.name, method) == METHODS.get(method.name, method) == method:
+            raise UsageError(f"there is another method called {method.name!r} already: give yours another name")
+    return [*found.values()]
 
 
-def needed_by(
-    methods: Sequence[Method], objective: str | None, damping: Damping | None
-) -> dict[GradientKind, NeededGradients]:
-    """Return the gradients that these methods need together, by kind. An objective is for methods that take any."""
-    uses = [one.source.use(objective, one.damped) for one in methods if isinstance(one.source, Gradients)]
-    return needed_gradients(uses, damping)
-
-
-__all__ = [
-    "EVERY_METHOD",
-    "METHODS",
-    "Method",
-    "chosen_methods",
-    "get_method",
-    "needed_by",
-    "split_methods",
-]
+__all__ = ["EVERY_METHOD", "METHODS", "Gradients", "Kronecker", "Method", "Ridge", "chosen_methods", "split_methods"]

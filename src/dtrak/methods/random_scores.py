@@ -2,14 +2,12 @@
 
 import numpy as np
 
-from dtrak.inputs.arrays import Counts
-from dtrak.inputs.pixels import Nothing
-from dtrak.kernels.damping import Damping
-from dtrak.methods.method import Method, Values
+from dtrak.contracts import Counts, Values
+from dtrak.methods.method import Method, Nothing
 from dtrak.noise import stream
 
 
-def random_scores(counts: Counts, damping: Damping) -> Values:
+def random_scores(counts: Counts, damping: float) -> Values:
     """τ(x)_n ~ N(0, 1); the same seed gives the same scores."""
     return stream(counts.seed, "random").standard_normal((counts.queries, counts.train), dtype=np.float32)
 

@@ -1,34 +1,37 @@
-"""Methods without a kernel: they take the dot product or the cosine of pixels, embeddings or gradients."""
+"""Methods without a kernel: the dot product or the cosine of pixels, embeddings or gradients.
+
+    τ(x)_n = φ(x)·φ_n,        or φ(x)·φ_n / (‖φ(x)‖ ‖φ_n‖)
+
+Of several copies of an image, φ is the mean. TracIn (`tracin`), `gas` and Diffusion-ReTrac (`retrac`), whose copies
+have length 1, are means over checkpoints of the training.
+"""
 
 import numpy as np
 
-from dtrak.inputs.arrays import Vectors
-from dtrak.inputs.copies import UnitMeans
-from dtrak.inputs.embeddings import Embeddings
-from dtrak.inputs.gradients import Gradients
-from dtrak.inputs.pixels import Pixels
-from dtrak.kernels.damping import Damping
-from dtrak.kernels.preconditioner import Array
-from dtrak.methods.method import Method, Values
+from dtrak.contracts import Array, Values, Vectors
+from dtrak.methods.method import Embeddings, Gradients, Method, Pixels
 
 
-def dot(vectors: Vectors, damping: Damping) -> Values:
+def dot(vectors: Vectors, damping: float) -> Values:
     """τ(x)_n = φ(x)·φ_n."""
-    return _products(vectors).astype(np.float32)
+    return _products(vectors)[0].astype(np.float32)
 
 
-def cosine(vectors: Vectors, damping: Damping) -> Values:
+def cosine(vectors: Vectors, damping: float) -> Values:
     """τ(x)_n = φ(x)·φ_n / (‖φ(x)‖ ‖φ_n‖), and 0 where one of the two is zero."""
-    train = np.concatenate([np.linalg.norm(block.double().numpy(), axis=1) for _, block in vectors.train.blocks()])
-    queries = np.linalg.norm(vectors.queries.astype(np.float64), axis=1)
-    norms = np.outer(queries, train)
-    return np.divide(_products(vectors), norms, out=np.zeros_like(norms), where=norms > 0).astype(np.float32)
+    products, lengths = _products(vectors)
+    norms = np.outer(np.linalg.norm(vectors.queries.mean(1, dtype=np.float64), axis=1), lengths)
+    return np.divide(products, norms, out=np.zeros_like(norms), where=norms > 0).astype(np.float32)
 
 
-def _products(vectors: Vectors) -> Array:
-    """Return φ(x)·φ_n in float64, [Q, N]."""
-    queries = vectors.queries.astype(np.float64)
-    return np.concatenate([queries @ block.double().numpy().T for _, block in vectors.train.blocks()], axis=1)
+def _products(vectors: Vectors) -> tuple[Array, Array]:
+    """Return φ(x)·φ_n [Q, N] and ‖φ_n‖ [N] in float64."""
+    queries, products, lengths = vectors.queries.mean(1, dtype=np.float64), [], []
+    for _, block in vectors.train.blocks():
+        mean = block.double().mean(1).numpy()
+        products.append(queries @ mean.T)
+        lengths.append(np.linalg.norm(mean, axis=1))
+    return np.concatenate(products, axis=1), np.concatenate(lengths)
 
 
 RAW_PIXEL_DOT = Method("raw-pixel-dot", "dot product of the images", Pixels(), dot)
@@ -42,6 +45,6 @@ GAS = Method("gas", "the mean of gradient-cosine over checkpoints", Gradients(mo
 RETRAC = Method(
     "retrac",
     "tracin with the gradient of every noised copy at length 1 (Diffusion-ReTrac)",
-    UnitMeans(models="checkpoints"),
+    Gradients(copies="apart", unit=True, timesteps="visible", projection="factored", models="checkpoints"),
     dot,
 )

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtrak.inputs.gradients import Gradients
-from dtrak.methods import METHODS
+from dtrak.methods import METHODS, Gradients
 from dtrak.report.comparisons import Measurement
 
 # The settings that a curve can be over, with the curve's title and the label of its axis.
@@ -105,16 +104,16 @@ def _numeric(setting: str, value: Any) -> tuple[str, float | None]:
 
 def _matters(setting: str, method: str) -> bool:
     """Tell whether the setting can change the method's scores."""
-    source = METHODS[method].source if method in METHODS else None
-    if not isinstance(source, Gradients):
+    needs = METHODS[method].needs if method in METHODS else None
+    if not isinstance(needs, Gradients):
         return False
     match setting:
         case "objective":
-            return source.any_objective
+            return needs.any_objective
         case "ensemble_size":
-            return source.models == "retrained"
+            return needs.models == "retrained"
         case "checkpoint_count":
-            return source.models == "checkpoints"
+            return needs.models == "checkpoints"
         case _:
             return True
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from dtrak.attribution.scores import Scores
 from dtrak.gradients.copies import select_timesteps
-from dtrak.inputs.gradients import Gradients
+from dtrak.inputs.needs import needed_by
 from dtrak.kernels.damping import Damping
-from dtrak.methods import METHODS, needed_by
+from dtrak.methods import METHODS, Gradients
 from dtrak.runs.run import Run
 from dtrak.wording import duration
 
@@ -57,7 +57,7 @@ def _model(run: Run) -> str:
 def _passes(settings: Mapping[str, Any], timesteps: int, scores: Scores) -> str:
     """Describe how many gradient passes the methods needed; those along a trajectory are not counted."""
     methods = [METHODS[name] for name in settings["method"] if name in METHODS]
-    counted = [one for one in methods if not (isinstance(one.source, Gradients) and one.source.along_trajectory)]
+    counted = [one for one in methods if not (isinstance(one.needs, Gradients) and one.needs.queries == "trajectories")]
     every = needed_by(counted, settings["objective"], Damping.parse(settings["damping"]))
     needed = [one for kind, one in every.items() if kind.models == "final"]
     if not needed:

@@ -6,17 +6,23 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LassoCV, RidgeCV
 
-from dtrak.inputs.arrays import RetrainedLosses
-from dtrak.inputs.outcomes import Outcomes, check_enough
-from dtrak.kernels.damping import Damping
-from dtrak.kernels.preconditioner import Array
-from dtrak.methods.method import Method, Values
+from dtrak.contracts import Array, RetrainedLosses, Values
+from dtrak.errors import UsageError
+from dtrak.methods.method import Method, Outcomes
 from dtrak.progress import progress_bar
 
+FEWEST_MODELS = 4  # a comparison needs at least this many
 STRENGTHS = np.logspace(-2, 5, 22)  # that ridge regression tries; the columns of masks have a variance of ¼
 
 
-def empirical_influence(outcomes: RetrainedLosses, damping: Damping) -> Values:
+def check_enough(outcomes: RetrainedLosses) -> None:
+    """Refuse to compare too few models."""
+    found = len(outcomes.masks)
+    if found < FEWEST_MODELS:
+        raise UsageError(f"{found} retrained models are too few to compare: there must be at least {FEWEST_MODELS}")
+
+
+def empirical_influence(outcomes: RetrainedLosses, damping: float) -> Values:
     """τ(x)_n = mean loss of x over models trained without n − mean loss over models trained with n."""
     check_enough(outcomes)
     masks = outcomes.masks.astype(np.float64)
@@ -27,14 +33,14 @@ def empirical_influence(outcomes: RetrainedLosses, damping: Damping) -> Values:
     return np.where(always_or_never, 0, without - with_it).astype(np.float32)
 
 
-def datamodel(outcomes: RetrainedLosses, damping: Damping) -> Values:
+def datamodel(outcomes: RetrainedLosses, damping: float) -> Values:
     """τ(x) = −w of the ridge regression  loss(x) ≈ w·mask + c.  Leave-one-out chooses its strength for each query."""
     check_enough(outcomes)
     fitted = RidgeCV(STRENGTHS, alpha_per_target=True).fit(*_regression(outcomes))
     return np.asarray(-fitted.coef_.reshape(outcomes.losses.shape[1], -1), dtype=np.float32)
 
 
-def datamodel_lasso(outcomes: RetrainedLosses, damping: Damping) -> Values:
+def datamodel_lasso(outcomes: RetrainedLosses, damping: float) -> Values:
     """τ(x) = −w of the lasso  loss(x) ≈ w·mask + c.  Cross-validation chooses its strength for each query."""
     check_enough(outcomes)
     masks, losses = _regression(outcomes)

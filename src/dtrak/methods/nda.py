@@ -1,4 +1,4 @@
-"""A method that needs no model: it asks which training image a noised patch of the query comes from.
+"""NDA needs no model: it asks which training image a noised patch of the query comes from.
 
 The best possible denoiser has a closed form. If x_t = s y + σ ε, and all training images y_n are equally likely, then
 
@@ -14,10 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtrak.inputs.arrays import NoisedQueries
-from dtrak.inputs.pixels import NoisedPixels
-from dtrak.kernels.damping import Damping
-from dtrak.methods.method import Method, Values
+from dtrak.contracts import NoisedQueries, Values
+from dtrak.methods.method import Method, NoisedPixels
 from dtrak.progress import progress_bar
 
 SCALES = (1, 2)  # patches are compared in the images as they are, and in images of half the size
@@ -25,7 +23,7 @@ SIDE, LEAST_SIDE = 7 / 32, 3  # the side of a patch is this part of the image's 
 KEPT_BYTES, PRODUCT_BYTES = 256 << 20, 4 << 20  # of the results for several queries, and of one product of patches
 
 
-def posterior(noised: NoisedQueries, damping: Damping) -> Values:
+def posterior(noised: NoisedQueries, damping: float) -> Values:
     """τ(x)_n = mean over copies, scales and places p of  Σ_q P(patch q of y_n | patch p of x_t)."""
     copies, queries = noised.queries.shape[:2]
     with progress_bar("patches", len(SCALES) * copies * queries, "noised queries") as advance:

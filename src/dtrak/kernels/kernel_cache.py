@@ -1,48 +1,43 @@
-"""Keep fitted preconditioners on disk, beside their features, so that the next command opens them instead of fitting.
+"""Keep fitted kernels on disk, beside their features, so that the next command opens them instead of fitting.
 
 A fit is a folder with one .npy file for each array, which is mapped into memory, and `fit.json`. That file has a
 fingerprint of everything that the fit depends on, the checksums of the arrays, and each λ that a rule found. If
-something has changed or is damaged, the preconditioner is fitted again.
+something has changed or is damaged, the kernel is fitted again.
 """
 
 import json
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrak.contracts import Rows
 from dtrak.errors import DtrakError
 from dtrak.files import as_npy, whole_folder, write_bytes, write_json
+from dtrak.kernels.ridge import Eigen, Gram, Ridge, is_quick_to_solve
 from dtrak.noise import stable_hash
 from dtrak.progress import say
 
 VERSION = 1  # changes when the same features would be fitted in another way
 FILE = "fit.json"
 
-
-class Keepable(Protocol):
-    """What can be kept, such as a preconditioner: its arrays are all that was fitted."""
-
-    def arrays(self) -> dict[str, NDArray[Any]]: ...
-
-
-Fitted = TypeVar("Fitted", bound=Keepable)
+Fitted = TypeVar("Fitted", Gram, Eigen)
 
 
 @dataclass(frozen=True, eq=False)
 class KeptFit(Generic[Fitted]):
-    """A preconditioner, or its matrix, that is fitted once and then opened from its folder. Call it to get it."""
+    """What is fitted once and then opened from its folder. Call it to get it."""
 
     folder: Path
     depends_on: Sequence[str]  # such as the digests of the features
+    kind: type[Fitted]  # its fields are arrays and numbers
     fit: Callable[[], Fitted]
-    open: Callable[[Mapping[str, NDArray[Any]]], Fitted]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -57,7 +52,7 @@ class KeptFit(Generic[Fitted]):
         made = self.fit()
         try:
             with whole_folder(self.folder) as new:
-                contents = {name: as_npy(array) for name, array in made.arrays().items()}
+                contents = {name: as_npy(np.asarray(value)) for name, value in vars(made).items()}
                 for name, content in contents.items():
                     write_bytes(new / f"{name}.npy", content)
                 checksums = {name: _checksum(content) for name, content in contents.items()}
@@ -95,7 +90,9 @@ class KeptFit(Generic[Fitted]):
         if description is None:
             return None
         try:
-            return self.open({name: self._array(name, checksum) for name, checksum in description["arrays"].items()})
+            found = {name: self._array(name, checksum) for name, checksum in description["arrays"].items()}
+            values: dict[str, Any] = {name: one if one.ndim else one.item() for name, one in found.items()}
+            return self.kind(**values)
         except (OSError, ValueError, TypeError, AttributeError, KeyError, EOFError):
             return None
 
@@ -108,6 +105,16 @@ class KeptFit(Generic[Fitted]):
         # Copy on write, as torch warns about memory that cannot be written.
         array: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
         return array
+
+
+def kept_ridge(
+    folder: Path, depends_on: Sequence[str], rows: Rows, one_damping: bool
+) -> tuple[Callable[[], Ridge], KeptFit[Eigen]]:
+    """Return the fit of a kernel to `rows`, and what keeps its eigenvectors; λ are kept there as well."""
+    of_eigen = KeptFit(folder / "eigen", depends_on, Eigen, lambda: Eigen.of(Gram.of(rows), rows))
+    of_gram = KeptFit(folder / "gram", depends_on, Gram, lambda: Gram.of(rows, inner=True))
+    solves = one_damping and is_quick_to_solve(rows)
+    return lambda: Ridge(rows, of_eigen, of_gram() if solves else None), of_eigen
 
 
 def _checksum(content: bytes | mmap.mmap) -> str:
