@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from dtrak.runs.attributing import attribute_run, settings_of
+
+from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.evaluation.comparison import compare
 from dtrak.evaluation.run_evaluation import save_comparison
 from dtrak.files import write_json
-from dtrak.inputs.benchmark import Benchmark
-from dtrak.runs.attributing import attribute_run, settings_of
 from dtrak.runs.drawing import generate
 from dtrak.runs.ready import SHIPPED
 from dtrak.runs.recipes import load_recipe

@@ -29,21 +29,21 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from dtrak.inputs.arrays import TrainingKernel
+from dtrak.inputs.gradients import GradientSource, with_stores, without_queries
+from dtrak.inputs.needs import needed_by
+from dtrak.inputs.task import Task
 from numpy.typing import NDArray
 from scale_figures import draw, show
 from scale_peers import MOST, PEERS, hand_over, peer
 from scale_served import ask_served, make_served
 
 from dtrak.attribution.index import Index
-from dtrak.attribution.indexing import build_index
+from dtrak.attribution.index_building import build_index
+from dtrak.attribution.settings import Settings
 from dtrak.attribution.top_scores import TopScores
 from dtrak.features.store import FeatureStore
 from dtrak.images.images import Images
-from dtrak.inputs.arrays import TrainingKernel
-from dtrak.inputs.gradients import GradientSource, with_stores, without_queries
-from dtrak.inputs.needs import needed_by
-from dtrak.inputs.settings import Settings
-from dtrak.inputs.task import Task
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS, Gradients
 

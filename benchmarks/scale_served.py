@@ -25,9 +25,9 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from dtrak.attribution.asked import FILE, remembered
 from PIL import Image
 
-from dtrak.attribution.asked import FILE, remembered
 from dtrak.features.store import FeatureStore
 from dtrak.files import write_json
 from dtrak.images.images import load_images

@@ -24,7 +24,7 @@ processes.set_forkserver_preload(
         "sklearn.datasets",
         "dtrak.cli.elsewhere",
         "dtrak.cli.whole_run",
-        "dtrak.attribution.indexing",
+        "dtrak.attribution.index_building",
         "dtrak.evaluation.planning",
         "dtrak.evaluation.run_evaluation",
         "dtrak.explorer.app",
@@ -33,7 +33,7 @@ processes.set_forkserver_preload(
         "diffusers.pipelines.ddpm.pipeline_ddpm",
         "diffusers.schedulers.scheduling_flow_match_euler_discrete",
         "peft",
-        "dtrak.runs.elsewhere",
+        "dtrak.runs.run_questions",
     ]
 )
 

@@ -19,7 +19,6 @@ ROOMS = (
     "gradients",
     "features",
     "kernels",
-    "inputs",
     "methods",
     "attribution",
     "runs",

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from dtrak.runs.attributing import attribute_run, settings_of
 from playwright.sync_api import Page, expect
 
 import dtrak
-from dtrak.runs.attributing import attribute_run, settings_of
 from dtrak.runs.ready import SHIPPED, ready_run
 
 pytest_plugins = ["browser"]

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak import attribute
+from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.attribution.scores import Scores
 from dtrak.engines import make_engine
 from dtrak.evaluation.benchmark_making import RetrainingSettings, queries_of
@@ -34,7 +35,6 @@ from dtrak.features.trajectories import seeds_of
 from dtrak.files import as_npy, as_npz, write_bytes
 from dtrak.gradients.copies import select_timesteps
 from dtrak.images.images import Images, load_images
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.models import load_model
 from dtrak.models.prompts import PROMPT
 from dtrak.models.sampling import sample, to_pixels

@@ -29,10 +29,10 @@ import successors
 from drawings import Drawing
 from study import ENCODER, Study
 
+from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.evaluation.lds import ceiling
 from dtrak.figures import save_figure
 from dtrak.files import write_text
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.tables import Table
 
 FINDINGS: dict[str, Callable[[Study], findings.Finding]] = {

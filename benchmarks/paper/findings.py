@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 from drawings import Drawing
+from dtrak.attribution.attributing import attribute_with
 from study import MISSING, Measured, Study
 
-from dtrak.attribution.attributing import attribute_with
+from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.evaluation.lds import ceiling, mean_losses, spearman
 from dtrak.figures import proponents_and_opponents
 from dtrak.gradients.objectives import OBJECTIVES
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.tables import Cell, Entry, Table
 
 Finding = Iterator[Table | Drawing]

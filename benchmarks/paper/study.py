@@ -10,21 +10,21 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from dtrak.attribution.preparing import prepare
+from dtrak.attribution.scoring import scores_for
+from dtrak.inputs.source_of import source_of
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak import DiffusionModel
-from dtrak.attribution.preparing import prepare
-from dtrak.attribution.scoring import scores_for
+from dtrak.attribution.benchmark_folder import Benchmark
+from dtrak.attribution.settings import Settings
 from dtrak.evaluation.comparison import compare
 from dtrak.evaluation.lds import bootstrap, evaluate_lds, mean_lds
 from dtrak.features.featurizing import featurize
 from dtrak.files import write_text
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import Images
-from dtrak.inputs.benchmark import Benchmark
-from dtrak.inputs.settings import Settings
-from dtrak.inputs.source_of import source_of
 from dtrak.kernels import ArrayRows, Ridge
 from dtrak.kernels.damping import GRIDS, Damping
 from dtrak.methods import METHODS, Method

@@ -67,7 +67,7 @@ scores.plot_credit(by="label")
 The run's own scores were made with better settings, and their LDS was measured: models were retrained on random
 halves of the digits, and compared with what the scores predict.
 ---
-from dtrak.report.trust import trust_of
+from dtrak.report.measured import trust_of
 
 trust_of(run).words("step-trak")
 """

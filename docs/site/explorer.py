@@ -13,7 +13,7 @@ from dtrak import explorer, report
 from dtrak.explorer.catalog import Catalog, labels
 from dtrak.explorer.responses import credit_of, described
 from dtrak.figures.html_pictures import thumbnail
-from dtrak.report.trust import trust_of, trust_words
+from dtrak.report.measured import trust_of, trust_words
 from dtrak.runs.run import Run
 
 PAGE, THEME = Path(explorer.__file__).parent, Path(report.__file__).parent / "theme.css"

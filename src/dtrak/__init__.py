@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `PUBLIC` says, for type checkers
-    from dtrak.attribution.attributing import attribute as attribute
+    from dtrak.attribution.attribute import attribute as attribute
     from dtrak.attribution.credit import Credit as Credit
     from dtrak.attribution.index import Index as Index
     from dtrak.attribution.scores import Match as Match
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # what `PUBLIC` says, for type checkers
     from dtrak.runs.run import open_run as open_run
 
 PUBLIC = {
-    "attribute": "attribution.attributing:attribute",
+    "attribute": "attribution.attribute:attribute",
     "Credit": "attribution.credit:Credit",
     "DiffusionModel": "models:DiffusionModel",
     "Images": "images.images:Images",

@@ -30,6 +30,7 @@ MOST: Mapping[str, int] = {
     "size": 8192,  # pixels along a side
     "workers": 1024,
     "step": 10**5,
+    "ddim_steps": 10**5,
     "seed": SEED,
     "first_seed": SEED - PICTURES,  # the pictures after the first have larger seeds
 }

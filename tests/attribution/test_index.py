@@ -14,7 +14,7 @@ import dtrak
 from commands import dtrak as command
 from dtrak.attribution import short_lists
 from dtrak.attribution.index import Index
-from dtrak.attribution.indexing import add_images, remove_images
+from dtrak.attribution.index_building import add_images, remove_images
 from dtrak.errors import UsageError
 from dtrak.features.store import FeatureStore
 from dtrak.images.images import load_images

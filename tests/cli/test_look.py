@@ -15,7 +15,7 @@ from commands import dtrak, dtrak_fresh, dtrak_started
 from dtrak.cli.commands import app
 from dtrak.cli.help import GROUPS, RARE
 from dtrak.report.card import card_of_run
-from dtrak.report.trust import trust_of
+from dtrak.report.measured import trust_of
 from dtrak.runs.ready import ready_run
 from dtrak.runs.run import Run
 

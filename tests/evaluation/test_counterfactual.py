@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dtrak.runs.attributing import settings_of
 from PIL import Image
 
 import dtrak
@@ -36,7 +37,6 @@ from dtrak.evaluation.training_jobs import TrainingJob
 from dtrak.features.encoders import load_encoder
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.noise import stream
-from dtrak.runs.attributing import settings_of
 from dtrak.runs.drawing import generate
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run

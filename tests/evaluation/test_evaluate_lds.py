@@ -13,11 +13,11 @@ from scipy.stats import spearmanr
 import dtrak
 from commands import dtrak as run_dtrak
 from conftest import tiny_recipe
+from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.attribution.scores import load_scores
+from dtrak.attribution.settings import Settings
 from dtrak.errors import UsageError
 from dtrak.evaluation.comparison import compare
-from dtrak.inputs.benchmark import Benchmark
-from dtrak.inputs.settings import Settings
 from tiny_clip import save_clip
 
 IMAGES = 200

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.evaluation.benchmark_making import RetrainingSettings, make_benchmark
 from dtrak.files import as_npy
 from dtrak.gradients.objectives import OBJECTIVES
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.runs.run import Run
 
 ORDER = ("simple", "elbo", "square", "avg", "l1", "l2", "linf")

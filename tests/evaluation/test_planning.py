@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from diffusers import UNet2DModel
+from dtrak.runs.attributing import attribute_run, settings_of
 
 from commands import dtrak
 from dtrak.errors import UsageError
@@ -22,7 +23,6 @@ from dtrak.methods import split_methods
 from dtrak.models import new_model
 from dtrak.models.memory import MEMORY_SHARE, PeakMemory, kept_bytes
 from dtrak.models.sampling import sample
-from dtrak.runs.attributing import attribute_run, settings_of
 from dtrak.runs.drawing import generate
 from dtrak.runs.recipes import Recipe, load_recipe
 from dtrak.runs.run import Run

@@ -16,6 +16,7 @@ import torch
 
 import tiny
 from commands import processes
+from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.engines import make_engine
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation import outputs as outputs_module
@@ -34,7 +35,6 @@ from dtrak.features.inputs import ModelInputs
 from dtrak.files import alone_in
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import Images, load_images
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.models import load_model, new_model
 from dtrak.models.sampling import sample
 from dtrak.noise import gaussian

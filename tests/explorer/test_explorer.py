@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from dtrak.attribution.preparing import prepare
+from dtrak.attribution.scoring import DampedScores, scores_for
+from dtrak.inputs.arrays import KernelPart, TrainingKernel
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -20,12 +23,9 @@ import dtrak
 import tiny
 from commands import dtrak as command
 from conftest import TINY
-from dtrak.attribution.preparing import prepare
-from dtrak.attribution.scoring import DampedScores, scores_for
+from dtrak.attribution.settings import Settings
 from dtrak.explorer.address import is_loopback, listen
 from dtrak.explorer.uploads import FORMATS
-from dtrak.inputs.arrays import KernelPart, TrainingKernel
-from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.ridge import Eigen, Ridge
 from dtrak.kernels.rows import ArrayRows, CopyRows

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dtrak.attribution.preparing import prepare
+from dtrak.attribution.scoring import DampedScores
 
 import dtrak
 import tiny
-from dtrak.attribution.preparing import prepare
-from dtrak.attribution.scoring import DampedScores
+from dtrak.attribution.settings import Settings
 from dtrak.explorer.scoring import Scorer
-from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS
 from tiny_benchmark import TRAIN, VALIDATION

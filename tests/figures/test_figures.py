@@ -26,8 +26,8 @@ from dtrak.figures import (
 )
 from dtrak.figures.picture_sheets import IN_A_ROW
 from dtrak.figures.style import DPI, WIDTH
-from dtrak.report.comparisons import MethodLDS
 from dtrak.report.curves import Curve, Sample
+from dtrak.report.measured import MethodLDS
 from dtrak.wording import number
 
 NAMES = ["random", "trak", "d-trak", "journey-trak-ensemble"]

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dtrak.inputs.arrays import TrainingKernel
 
 from dtrak.contracts import Kernel
 from dtrak.errors import DtrakError
 from dtrak.features.store import FeatureStore
-from dtrak.inputs.arrays import TrainingKernel
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.kernel_cache import KeptFit, kept_ridge
 from dtrak.kernels.ridge import Eigen, Gram, Ridge

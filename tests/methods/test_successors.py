@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dtrak.attribution.preparing import prepare
+from dtrak.attribution.scoring import DampedScores, scores_for
 
 import dtrak
 import tiny
-from dtrak.attribution.preparing import prepare
-from dtrak.attribution.scoring import DampedScores, scores_for
+from dtrak.attribution.settings import Settings
 from dtrak.errors import UsageError
 from dtrak.features.inputs import model_inputs
 from dtrak.features.residuals import residuals_of
 from dtrak.features.settings import FeatureSettings
-from dtrak.inputs.settings import Settings
 from dtrak.kernels.damping import Damping
 from dtrak.methods import nda
 from tiny_benchmark import TRAIN, VALIDATION

@@ -25,11 +25,10 @@ from dtrak.figures.html_pictures import ShownPicture, embedded
 from dtrak.files import write_text
 from dtrak.images.images import load_images
 from dtrak.report import write_report
-from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
+from dtrak.report.measured import nearest, read_comparisons, trust
 from dtrak.report.plots import TOP, nice_ticks, plain_value, plot, x_tick_values
-from dtrak.report.trust import trust
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
 from dtrak.wording import described

@@ -15,9 +15,9 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from dtrak.attribution.formula_inputs import Fitted
 from dtrak.contracts import Array, Rows
 from dtrak.errors import UsageError
-from dtrak.inputs.arrays import KernelVectors
 from dtrak.kernels import Ridge
 from dtrak.kernels.damping import Damping
 
@@ -34,11 +34,14 @@ class Part:
     damping: float  # λ
 
     @classmethod
-    def of(cls, vectors: KernelVectors, method: str, damping: Damping | float) -> "Part":
-        kernel, training = vectors.training.kernel, vectors.training
-        if not isinstance(kernel, Ridge):  # others have no square root of (G + λI)⁻¹
+    def of(cls, fitted: Fitted | None, method: str, damping: Damping | float) -> "Part":
+        if fitted is None or not isinstance(fitted.kernel, Ridge):  # others have no square root of (G + λI)⁻¹
             raise UsageError(f"an index cannot have scores of {method}: give trak, d-trak, mixed-trak or step-trak")
-        return cls(kernel, training.absolute(damping) if isinstance(damping, Damping) else damping)
+        return cls(fitted.kernel, fitted.absolute(damping) if isinstance(damping, Damping) else damping)
+
+    @property
+    def rows(self) -> Rows:
+        return self.kernel.rows
 
     def whitened(self, places: Sequence[int]) -> Array:
         """Return ψ [b, C·r] of some training images."""

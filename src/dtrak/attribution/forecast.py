@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dtrak.attribution.indexing import NUMBERS
+from dtrak.attribution.index_building import NUMBERS
 from dtrak.features.settings import FeatureSettings
 from dtrak.features.store import DTYPES
 from dtrak.images.image_files import Picture

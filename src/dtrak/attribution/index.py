@@ -1,42 +1,39 @@
 """An index answers which of millions of training images made a picture. It has one compressed vector for each image.
 
 Vectors give a short list, and its images are scored again exactly, from their features. The folder of an index has
-`index.json`, the matrices B that compress features, and a folder for the images it was made of and for those that were
-added: their ids and columns, their vectors, and the place of their features.
+`index.json`, with the question that it answers and its facts then, the matrices B that compress features, and a folder
+for the images it was made of and for those that were added: their ids and columns, their vectors, and the place of
+their features.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from dtrak.attribution.compressing import Part
+from dtrak.attribution.formula_inputs import inputs_of, objective_groups
+from dtrak.attribution.opened import Opened
+from dtrak.attribution.question import Question
+from dtrak.attribution.required_gradients import spec_of
 from dtrak.attribution.scores import Scores
-from dtrak.attribution.scoring import squared
 from dtrak.attribution.short_lists import ShortList
 from dtrak.attribution.top_scores import Held
 from dtrak.checks import check_number, first_mistake
 from dtrak.contracts import Rows
 from dtrak.errors import DtrakError, UsageError
 from dtrak.features.store import FeatureStore
-from dtrak.images.images import Images, load_images
-from dtrak.inputs.arrays import KernelVectors
-from dtrak.inputs.gradients import GradientSource, with_stores, without_queries
-from dtrak.inputs.needs import needed_by
-from dtrak.inputs.settings import Settings
-from dtrak.inputs.task import Task
-from dtrak.methods import METHODS, Gradients, Method
-
-if TYPE_CHECKING:
-    from dtrak.models import DiffusionModel
+from dtrak.images.images import Images, ImageSource
+from dtrak.kernels.rows import CopyRows
+from dtrak.methods.method import Gradients, Method
 
 FILE = "index.json"
 SHORT_LIST = 200  # images that are scored again for each query, at least
@@ -44,41 +41,28 @@ TIMES_TOP = 5  # and at least so many times the images that are asked for
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where images come from, so that they can be shown."""
-
-    source: str  # what `load_images` takes
-    shape: tuple[int, int, int]  # (C, H, W)
-    crop: int | None = None
-    size: int | None = None
-
-
-@dataclass(frozen=True)
 class Segment:
-    """Some images of an index: a folder in the index, the folder of their features, and what these were."""
+    """Some images of an index: a folder in the index, and where their features are."""
 
     folder: str
-    features: str
-    digests: dict[str, str]  # of the stores of features, by name
+    features: str  # the folder of their features
+    stores: dict[str, str]  # by objective, the names of the stores
+    digests: dict[str, str]  # of the stores, by objective
     rows: int
-    origin: Origin | None = None
+    images: dict[str, Any]  # where the images come from, as a question gives them
+    shape: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Description:
     """What index.json says."""
 
-    method: str
+    question: dict[str, Any]  # what was given, and the facts then
     dampings: list[float]  # λ of each part
     numbers: int  # m
-    model: str  # what `load_model` takes
-    lora: str | None
-    prompt: str | None
-    fingerprint: str  # of the model
-    settings: dict[str, Any]
     segments: list[Segment]
     removed: list[int] = field(default_factory=list)  # places of images, counted through all segments
-    version: int = 1
+    version: int = 2
 
 
 class Index:
@@ -110,11 +94,11 @@ class Index:
         except (OSError, ValueError, RecursionError) as error:
             raise DtrakError(f"{path} is not that of an index: {error}") from None
         for segment in found.description.segments:
-            for name, digest in segment.digests.items():
-                if FeatureStore.open(found.features_folder(segment) / name).digest != digest:
+            for objective, store in found.stores(segment).items():
+                if store.digest != segment.digests[objective]:
                     raise DtrakError(
-                        f"{folder}: the features in {found.features_folder(segment)} have changed since the index was "
-                        "made: make it again with `dtrak index`"
+                        f"{folder}: the features in {store.folder} have changed since the index was made: make it "
+                        "again with `dtrak index`"
                     )
         return found
 
@@ -124,26 +108,31 @@ class Index:
 
     def search(
         self,
-        queries: Images | str | Path,
+        queries: Images | ImageSource | str | Path,
         top: int = 20,
         *,
-        model: "DiffusionModel | None" = None,
+        device: str | None = None,
         folder: Path | None = None,
     ) -> Scores:
         """Return the `top` strongest proponents of each query, with their exact scores.
 
-        The model is opened from where it was when the index was made, unless it is given. Features of the queries are
-        kept in the `folder`, if one is given.
+        The model is opened from where it was when the index was made; another one is refused. Features of the queries
+        are kept in the `folder`, if one is given.
         """
         check_number("top", top)
-        asked = queries if isinstance(queries, Images) else load_images(str(queries))
+        self.opened.device = device or self.opened.device
+        given = queries if isinstance(queries, ImageSource) else ImageSource(_plain(queries))
+        source = given.fitting(self.opened.model())
         with nullcontext(folder) if folder is not None else TemporaryDirectory() as place:
-            task = self.task(asked, Path(place), model)
-            features = [vectors.queries for vectors in self.source.inputs(task)]
-        positions, values = self.nearest(features, top)
+            asked = self.opened.with_queries(source, Path(place))
+            stores = asked.stores(spec_of(self.method, self.settings), "queries")
+            features = [rows[slice(None)] for rows in self._rows_of(stores)]
+            positions, values = self.nearest(features, top)
+            question = asked.question.asked(asked.facts)
         ids, columns = self.ids[positions], {name: column[positions] for name, column in self.columns.items()}
         held = Held(positions.shape[1], len(self.ids), positions, {}, has_lowest=False)
-        return Scores(values, ids, asked.ids, self.description.method, columns, held=held)
+        images = source.open()
+        return Scores(values, ids, images.ids, self.method.name, columns, queries=images, held=held, question=question)
 
     def nearest(
         self, features: Sequence[NDArray[np.float32]], top: int
@@ -184,12 +173,13 @@ class Index:
                     one.at(at).flatten(1).numpy() @ back for one, back in zip(rows, lifted, strict=True)
                 )
         order = np.argsort(-scores, kind="stable")[:top]
-        return places[order], squared(self.method, scores[order])
+        exact = scores[order]
+        return places[order], exact * np.abs(exact) if self.method.square else exact
 
     def prepare(self) -> None:
         """Open all files now, so that the first question takes as long as others."""
         _ = self.ids, self.columns, self.matrices, self._rows, self._lists
-        _ = [part.whitened([0]) for part in self.parts]
+        _ = [part.solved(np.zeros((1, *part.rows.shape), dtype=np.float32)) for part in self.parts]
 
     # what is in the folder
 
@@ -200,10 +190,15 @@ class Index:
 
     @cached_property
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The columns of all images, each [N]."""
-        files = [np.load(self.folder / one.folder / "columns.npz") for one in self.description.segments]
-        shared = [name for name in files[0] if all(name in file for file in files)]
-        return {name: np.concatenate([file[name] for file in files]) for name in shared}
+        """The columns of all images, each [N]; images without a column have an empty text in it."""
+        segments, found = self.description.segments, {}
+        files = [dict(np.load(self.folder / one.folder / "columns.npz")) for one in segments]
+        for name in dict.fromkeys(name for file in files for name in file):
+            pairs = zip(files, segments, strict=True)
+            parts = [file.get(name, np.full(one.rows, "")) for file, one in pairs]
+            same = len({part.dtype.kind for part in parts}) == 1
+            found[name] = np.concatenate(parts if same else [part.astype(str) for part in parts])
+        return found
 
     @cached_property
     def matrices(self) -> list[NDArray[np.float32]]:
@@ -214,13 +209,26 @@ class Index:
     @cached_property
     def parts(self) -> list[Part]:
         """The kernels that the index was made with."""
-        of_parts = zip(self._inputs(self.description.segments[0]), self.description.dampings, strict=True)
-        return [Part.of(one, self.description.method, damping) for one, damping in of_parts]
+        fitted = [one.fitted for one in inputs_of(self.opened, self.method, slice(0, 0))]
+        pairs = zip(fitted, self.description.dampings, strict=True)
+        return [Part.of(one, self.method.name, damping) for one, damping in pairs]
 
     @cached_property
     def _rows(self) -> list[list[Rows]]:
         """The features of each segment, for each part."""
-        return [[one.train for one in self._inputs(segment)] for segment in self.description.segments]
+        return [list(self._rows_of(self.stores(segment))) for segment in self.description.segments]
+
+    def _rows_of(self, stores: Mapping[str, FeatureStore]) -> list[CopyRows]:
+        """Return the rows of each part."""
+        needs = self.method.needs
+        assert isinstance(needs, Gradients)
+        groups = objective_groups(self.method, self.settings)
+        return [CopyRows([stores[one] for one in group], needs.unit) for group in groups]
+
+    def stores(self, segment: Segment) -> dict[str, FeatureStore]:
+        """Return the features of a segment, by objective."""
+        folder = self.folder / segment.features
+        return {objective: FeatureStore.open(folder / name) for objective, name in segment.stores.items()}
 
     @cached_property
     def _lists(self) -> list[ShortList]:
@@ -232,53 +240,26 @@ class Index:
         return np.cumsum([0, *(one.rows for one in self.description.segments[:-1])])
 
     @cached_property
-    def settings(self) -> Settings:
-        """The settings that features are made with."""
-        return TypeAdapter(Settings).validate_python(self.description.settings)
-
-    @cached_property
-    def method(self) -> Method:
-        """The method whose scores the index gives."""
-        return METHODS.choose(self.description.method)
+    def question(self) -> Question:
+        """The question that the index answers, for any queries."""
+        return Question.of_given(self.description.question["given"], str(self.folder / FILE))
 
     @property
-    def source(self) -> GradientSource:
-        needs = self.method.needs
-        assert isinstance(needs, Gradients)
-        return GradientSource(self.method, needs)
+    def settings(self) -> Any:
+        return self.question.settings
 
-    def features_folder(self, segment: Segment) -> Path:
-        """Return the folder of a segment's features; those of added images are in the index."""
-        return self.folder / segment.features
-
-    def task(self, queries: Images, folder: Path, model: "DiffusionModel | None" = None) -> Task:
-        """Return the task of scoring the images for these queries; what is made of the queries is kept in a folder."""
-        found = replace(self._stored, model=model or self.model(), train=queries, folder=folder)
-        return found.with_queries(queries)
+    @property
+    def method(self) -> Method:
+        """The method whose scores the index gives."""
+        return self.question.methods[0]
 
     @cached_property
-    def _stored(self) -> Task:
-        """A task with the features of the first segment, which are looked through once."""
-        return self._with_features(self.description.segments[0])
+    def opened(self) -> Opened:
+        """The question with the features of the first segment; the model is opened for searches alone."""
+        first = self.description.segments[0]
+        facts = self.description.question["facts"]
+        return Opened(self.question, self.folder / first.features, facts=facts, train_stores=self.stores(first))
 
-    def _with_features(self, segment: Segment) -> Task:
-        needed = needed_by([self.method], self.settings.objective, None)
-        nothing: Any = None  # features are there, so neither the model nor the images are needed
-        task = Task(nothing, nothing, nothing, self.settings, self.folder, needed)
-        return with_stores(task, self.source, self.features_folder(segment), segment.digests)
 
-    def model(self) -> "DiffusionModel":
-        """Open the model of the index; refuse it if it has changed."""
-        from dtrak.models import load_model
-
-        said = self.description
-        found = load_model(said.model, said.lora, said.prompt)
-        if found.fingerprint != said.fingerprint:
-            raise UsageError(f"{said.model} is not the model that {self.folder} was made with: make the index again")
-        return found
-
-    def _inputs(self, segment: Segment) -> list[KernelVectors]:
-        """Return the inputs of the method with the features of a segment, and without queries."""
-        is_first = segment == self.description.segments[0]
-        task = self._stored if is_first else self._with_features(segment)
-        return list(self.source.inputs(without_queries(task, self.source)))
+def _plain(queries: Images | str | Path) -> Images | str:
+    return queries if isinstance(queries, Images) else str(queries)

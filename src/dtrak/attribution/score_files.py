@@ -128,6 +128,16 @@ def fields_by_method(arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, 
     }
 
 
+def read_question(path: Path) -> dict[str, Any] | None:
+    """Return the question of a file of scores; None if there is no such file, or if it does not say."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = json.loads(str(file["question"]))
+        return found if {"given", "facts"} <= found.keys() else None
+    except Exception:  # damaged files raise a dozen kinds of errors, which `load_scores` tells
+        return None
+
+
 def _used(rule: str, row: list[float]) -> UsedDamping | None:
     return UsedDamping(rule, row[0], row[1], row[2], int(row[3])) if rule and np.isfinite(row).all() else None
 

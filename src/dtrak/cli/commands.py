@@ -73,9 +73,9 @@ def run(
     dry_run: options.DryRun = False,
 ) -> None:
     """Train, generate, attribute and report, as a recipe says."""
-    from dtrak.runs.elsewhere import recipe_to_train
+    from dtrak.runs.recipes import load_recipe
 
-    loaded = recipe_to_train(recipe, scale, options.recipe_changes(train_source, validation, base))
+    loaded = load_recipe(recipe, scale, options.recipe_changes(train_source, validation, base))
     folder = out or loaded.folder
     if dry_run:
         from dtrak.evaluation.planning import plan as plan_of
@@ -99,10 +99,10 @@ def train(
 
     The command writes RUN/model, in diffusers' layout, and RUN/checkpoints.
     """
-    from dtrak.runs.elsewhere import recipe_to_train
+    from dtrak.runs.recipes import load_recipe
     from dtrak.runs.run import Run
 
-    loaded = recipe_to_train(recipe)
+    loaded = load_recipe(recipe)
     wanted = Run(out, loaded if subset is None else loaded.with_subset(subset))
     if not wanted.is_trained:
         from dtrak.evaluation.checking import check_run
@@ -134,7 +134,7 @@ def generate(
     from dtrak.runs.run import Run
 
     opened = Run.open(run_folder)
-    recipe = opened.recipe.generation
+    recipe = opened.generation
     model = opened.model().to(options.chosen_device(device))
 
     from dtrak.runs.drawing import generate as generate_pictures
@@ -209,22 +209,30 @@ def _attribute_run(
         raise UsageError(
             f"{run_folder} has no generated pictures yet: `dtrak generate {run_folder}` draws some, or give --queries"
         )
-    recipe = opened.recipe.attribution
-    methods = scoring.method_names(scoring.settings(recipe), recipe.method)
     checkpoint = None if typed is None else opened.checkpoint(typed)
     own = run_folder / "scores.npz"
     out = out or own
     if checkpoint is not None and out.resolve() == own.resolve():
         raise UsageError(f"--checkpoint {typed}: give another file as --out, as {own} is of the final model")
-    check_not_read(out, source, opened.recipe.data.train, run_folder / "recipe.yaml")
+    check_not_read(out, source, str(opened.train_source.source), run_folder / "recipe.yaml")
     check_writable(out)
 
     from dtrak.attribution.scores import save_scores
-    from dtrak.runs.attributing import attribute_run, settings_of
+    from dtrak.runs.run_questions import attribute_run, question_of, settings_of
 
-    settings, chosen = scoring.settings(settings_of(opened)), options.chosen_device(device)
-    asked = (opened, checkpoint or opened.model(), source, methods, settings)
-    scores = attribute_run(*asked, top=scoring.top, cache=scoring.cache, device=chosen, engine=scoring.engine)
+    settings, usual = scoring.settings(settings_of(opened)), opened.usual_method
+    methods = scoring.chosen(settings, usual)
+    opened.check_trained()
+    question = question_of(opened, opened.query_source(source), methods, settings, checkpoint)
+    scores = attribute_run(
+        opened,
+        question,
+        top=scoring.top,
+        cache=scoring.cache,
+        device=options.chosen_device(device),
+        engine=scoring.engine,
+        every=scoring.every(usual),
+    )
     if out != own:
         save_scores(out, scores)
     tell("The scores", out)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrak.cli import options
 from dtrak.cli.scoring import Scoring
 from dtrak.tables import tell
 
@@ -27,47 +26,50 @@ def attribute_model(given: Given, out: Path | None, run: Path | None, scoring: S
     Without --cache and --run, the features are kept beside the scores until these are written, so that a kill costs
     little.
     """
+    from dtrak.attribution.attribute import answers, question_about
+    from dtrak.attribution.opened import Opened, checked, possible
+    from dtrak.attribution.scores import save_scores
     from dtrak.files import check_not_read, check_writable, kept_until_done
+    from dtrak.images.images import ImageSource
+    from dtrak.models.model_source import ModelSource
+    from dtrak.runs.run import Run
+    from dtrak.runs.run_questions import attribute_run, run_elsewhere
 
     settings = scoring.settings()
-    methods = scoring.method_names(settings)
+    methods = scoring.chosen(settings)
     if out is not None:
         check_not_read(out, given.train, given.queries, given.model, given.lora)
         check_writable(out)
-
-    from dtrak.attribution.asked import remember
-    from dtrak.attribution.attributing import attribute_with
-    from dtrak.attribution.scores import save_scores
-    from dtrak.images.images import ImageSource
-    from dtrak.models import load_model
-
-    model = load_model(given.model, given.lora, given.prompt, given.precision)
-    source = ImageSource(given.train, size=given.size).fitting(model)
-    train = source.open()
-    chosen, engine = options.chosen_device(device), scoring.engine
+    loras = () if given.lora is None else ((given.lora, 1.0),)
+    model = ModelSource(given.model, loras, given.prompt, given.precision)
+    images, pictures = (ImageSource(one, size=given.size) for one in (given.train, given.queries))
+    question = question_about(model, images, pictures, methods, settings, device)
     if run is not None:
-        from dtrak.runs.attributing import attribute_run
-        from dtrak.runs.elsewhere import run_elsewhere
-
-        typed = (given.model, given.lora, given.prompt, given.precision)
-        made = run_elsewhere(run, model, typed, source)
-        fitted = model.fitted_to(train.shape)
-        asked = (made, fitted, given.queries, methods, settings)
-        scores = attribute_run(*asked, top=scoring.top, cache=scoring.cache, device=chosen, engine=engine)
-        tell("The run", run)
-        if out is None:
-            return
-    else:
-        assert out is not None
-        fitted = model.fitted_to(train.shape)
-        queries = ImageSource(given.queries, size=given.size).fitting(fitted).open()
-        with kept_until_done(scoring.cache, out) as cache:
-            asked_of = (model, train, queries, methods, settings)
-            scores = attribute_with(*asked_of, top=scoring.top, cache=cache, device=chosen, engine=engine)
+        opened = Opened(question, scoring.cache or Run(run).features, device=device, engine=scoring.engine)
+        made = run_elsewhere(run, possible(opened) if scoring.every() else checked(opened))
+        scores = attribute_run(
+            made,
+            question,
+            top=scoring.top,
+            cache=scoring.cache,
+            device=device,
+            engine=scoring.engine,
+            every=scoring.every(),
+        )
+        if out is not None:
             save_scores(out, scores)
-            if scoring.cache is not None:
-                remember(cache, (given.model, given.lora, given.prompt), given.train, source.size, methods, settings)
-            tell("The scores", out)
-            return
-    save_scores(out, scores)
-    tell("The scores", out)
+        tell("The run", run)
+    else:
+        with kept_until_done(scoring.cache, out) as cache:
+            scores = answers(
+                question,
+                cache=cache,
+                top=scoring.top,
+                device=device,
+                engine=scoring.engine,
+                every=scoring.every(),
+            )
+            assert out is not None
+            save_scores(out, scores)
+    if out is not None:
+        tell("The scores", out)

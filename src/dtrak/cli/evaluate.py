@@ -15,8 +15,8 @@ from dtrak.errors import UsageError
 from dtrak.tables import Table, check_table_path, show, tell, write_table
 
 if TYPE_CHECKING:
+    from dtrak.attribution.benchmark_folder import Benchmark
     from dtrak.engines import Engine
-    from dtrak.inputs.benchmark import Benchmark
     from dtrak.runs.run import Run
 
 app = typer.Typer(help="Measure how far scores can be trusted.", rich_markup_mode=None)
@@ -64,25 +64,26 @@ def lds(
     run = None if run_folder is None else Run.open(run_folder)
     recipe = None if run is None else run.recipe.attribution
     scoring = scoring.asking_for(method, None)
-    methods = scoring.method_names(scoring.settings(recipe), None if recipe is None else recipe.method)
+    usual = None if recipe is None else recipe.method
     out = run_folder / "lds.json" if out is None and run_folder is not None else out
     _check_files(out, table)
 
+    from dtrak.attribution.benchmark_folder import Benchmark
     from dtrak.evaluation.comparison import check_comparison, compare
-    from dtrak.evaluation.run_evaluation import benchmark_features_folder, save_comparison
+    from dtrak.evaluation.run_evaluation import save_comparison
     from dtrak.files import kept_until_done, write_text
-    from dtrak.inputs.benchmark import Benchmark
-    from dtrak.runs.attributing import settings_of
+    from dtrak.runs.run_questions import settings_of
 
     earlier = options_evaluate.chosen_checkpoint(run, checkpoint)
     settings, chosen_device = scoring.settings(None if run is None else settings_of(run)), options.chosen_device(device)
+    methods = scoring.chosen(settings, usual)
     check_comparison(methods, queries, output_function, damping, grid, settings)
     if "retrained" in scoring.typed:
         Benchmark.open(scoring.typed["retrained"])  # so that a wrong folder is refused before models are retrained
     features_folder = scoring.cache
     if run is not None:
         opened = _benchmark_of(run, retraining, queries, damping, scoring.engine, chosen_device)
-        features_folder = features_folder or benchmark_features_folder(run, settings, earlier)
+        features_folder = features_folder or run.features
     elif benchmark is not None:
         opened = Benchmark.open(benchmark)
     with kept_until_done(features_folder, out) as cache:
@@ -98,6 +99,7 @@ def lds(
             grid=grid,
             device=chosen_device,
             engine=scoring.engine,
+            every=scoring.every(usual),
         )
         if run is not None:
             save_comparison(run, comparison)
@@ -166,18 +168,17 @@ def counterfactual(
     steps = options_evaluate.chosen_steps(step)
     opened = Run.open(run_folder)
     scoring = scoring.asking_for(method, damping)
-    recipe = scoring.settings(opened.recipe.attribution)
-    methods = scoring.method_names(recipe)
     _check_files(None, table)
 
     from dtrak.engines import make_engine
     from dtrak.evaluation import counterfactual as evaluation
     from dtrak.evaluation.run_evaluation import counterfactual_run
     from dtrak.report.counterfactual_figures import save_counterfactual_figures
-    from dtrak.runs.attributing import settings_of
+    from dtrak.runs.run_questions import settings_of
 
     redrawing = evaluation.choose_pictures(opened, options.chosen_device(device), count, remove, steps)
     settings = scoring.settings(settings_of(opened))
+    methods = scoring.chosen(settings)
     results = counterfactual_run(
         redrawing,
         methods,
@@ -217,7 +218,6 @@ def credit(
 
     opened = Run.open(run_folder)
     scoring = scoring.asking_for(method, damping)
-    methods = scoring.method_names(scoring.settings(opened.recipe.attribution), opened.recipe.attribution.method)
     out = run_folder / "credit.json" if out is None else out
     _check_files(out, table)
 
@@ -225,19 +225,20 @@ def credit(
     from dtrak.evaluation.benchmark_making import RetrainingSettings, check_queries
     from dtrak.evaluation.run_evaluation import credit_run
     from dtrak.files import write_json
-    from dtrak.runs.attributing import settings_of
     from dtrak.runs.run import BENCHMARK
+    from dtrak.runs.run_questions import settings_of
 
     check_queries(opened, queries)
     # The queries, and the noise of their losses, are those of the run's benchmark.
     typed = {} if seeds is None else {"seeds": seeds}
     retraining = RetrainingSettings.resumed(opened.folder / BENCHMARK, opened.recipe.evaluation, typed)
+    settings = scoring.settings(settings_of(opened))
     comparison = credit_run(
         opened,
         by,
         queries,
-        methods,
-        scoring.settings(settings_of(opened)),
+        scoring.chosen(settings, opened.usual_method),
+        settings,
         retraining,
         scoring.engine or make_engine("pool"),
         options.chosen_device(device),

@@ -7,7 +7,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from dtrak.cli.scoring import OPTIONS, WHERE
+from dtrak.attribution.settings import OPTIONS
+from dtrak.cli.scoring import WHERE
 
 WHAT, HOW, RETRAINING, RUNS, OUTPUT = (
     "What to score",

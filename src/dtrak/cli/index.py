@@ -1,7 +1,8 @@
 """The commands `dtrak index` and `dtrak search`: the question of attribution for millions of images."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +14,7 @@ from dtrak.errors import UsageError
 from dtrak.tables import tell
 
 if TYPE_CHECKING:
-    from dtrak.inputs.task import Task
+    from dtrak.methods import Method
 
 RunToIndex = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="The folder of a run; or give --cache instead.", show_default=False)
@@ -62,79 +63,45 @@ def index(
 
 
 def _make(scoring: Scoring, run_folder: Path | None, out: Path, device: str) -> None:
-    from dtrak.attribution.indexing import build_index, check_free
-    from dtrak.kernels.damping import Damping
-    from dtrak.methods import METHODS
+    from dtrak.attribution.index_building import build_index, check_free
+    from dtrak.attribution.opened import Opened
+    from dtrak.attribution.question import kept_question
+    from dtrak.runs.run import Run
+    from dtrak.runs.run_questions import opened_run, question_of, settings_of
 
     check_free(out)
-    task, name, model = _of_cache(scoring) if run_folder is None else _of_run(scoring, run_folder, device)
-    build_index(task, METHODS.choose(name), Damping.parse(task.settings.damping), out, model)
+    if run_folder is not None:
+        run = Run.open(run_folder)
+        run.check_trained()
+        settings = scoring.settings(settings_of(run))
+        question = question_of(run, None, _one(scoring.chosen(settings, run.usual_method)), settings)
+        opened = opened_run(run, question, cache=scoring.cache, device=device, engine=scoring.engine)
+    else:
+        assert scoring.cache is not None
+        asked = kept_question(scoring.cache, scoring.methods)
+        settings = scoring.settings(asked.settings)
+        methods = _one(scoring.chosen(settings, ",".join(one.name for one in asked.methods)))
+        question = replace(asked, queries=None, methods=methods, settings=settings)
+        opened = Opened(question, scoring.cache, device=device, engine=scoring.engine)
+    build_index(opened, out)
 
 
-def _of_run(scoring: Scoring, folder: Path, device: str) -> tuple["Task", str, tuple[str, None, None]]:
-    """Return the task of a run; features that are missing will be computed."""
-    from dtrak.runs.attributing import prepare_run, settings_of
-    from dtrak.runs.run import Run
-
-    run = Run.open(folder)
-    settings = scoring.settings(settings_of(run))
-    (name,) = _one(scoring.method_names(settings, run.recipe.attribution.method))
-    model = run.model().to(device)
-    first = run.train_images.first(1)
-    task, _ = prepare_run(run, model, first, [name], settings, scoring.cache, scoring.engine)
-    return task, name, (str((folder / "model").resolve()), None, None)
-
-
-def _of_cache(scoring: Scoring) -> tuple["Task", str, tuple[str, str | None, str | None]]:
-    """Return the task of a folder of features; nothing is computed."""
-    from pydantic import TypeAdapter
-
-    from dtrak.attribution.asked import remembered
-    from dtrak.images.images import load_images
-    from dtrak.inputs.gradients import GradientSource, with_stores
-    from dtrak.inputs.needs import needed_by
-    from dtrak.inputs.settings import Settings
-    from dtrak.inputs.task import Task
-    from dtrak.kernels.damping import Damping
-    from dtrak.methods import METHODS, Gradients
-    from dtrak.models import load_model
-
-    assert scoring.cache is not None
-    asked = remembered(scoring.cache)
-    settings = scoring.settings(TypeAdapter(Settings).validate_python(asked.settings))
-    (name,) = _one(scoring.method_names(settings, asked.methods[0]))
-    method = METHODS.choose(name)
-    if not isinstance(method.needs, Gradients):
-        raise UsageError(f"an index cannot have scores of {name}: give trak, d-trak, mixed-trak or step-trak")
-    needed = needed_by([method], settings.objective, Damping.parse(settings.damping))
-    train, model = load_images(asked.train, size=asked.size), load_model(*asked.of_model)
-    task = Task(model, train, train.first(1), settings, scoring.cache, needed)
-    source = GradientSource(method, method.needs)
-    task = with_stores(task, source, scoring.cache)
-    rows: Any = next(iter(task.once_for_training(("train", source.kind, 0), dict).values()))
-    if len(rows) != len(train):
-        raise UsageError(
-            f"{asked.train} holds {len(train):,} images now, but the features in {scoring.cache} are of {len(rows):,}"
-        )
-    return task, name, asked.of_model
-
-
-def _one(names: list[str]) -> list[str]:
-    if len(names) != 1:
-        raise UsageError(f"an index has the scores of one method, not of {', '.join(names)}")
-    return names
+def _one(methods: "tuple[Method, ...]") -> "tuple[Method, ...]":
+    if len(methods) != 1:
+        raise UsageError(f"an index has the scores of one method, not of {', '.join(one.name for one in methods)}")
+    return methods
 
 
 def _change(out: Path, add: str | None, remove: str | None) -> None:
     from dtrak.attribution.index import Index
-    from dtrak.attribution.indexing import add_images, remove_images
-    from dtrak.images.images import read_ids
+    from dtrak.attribution.index_building import add_images, remove_images
+    from dtrak.images.images import ImageSource, read_ids
 
     found = Index.open(out)
     if remove is not None:
         found = remove_images(found, read_ids(remove).tolist())
     if add is not None:
-        add_images(found, add)
+        add_images(found, ImageSource(add))
 
 
 def search(folder: IndexFolder, queries: Asked, out: TopFile, top: Found = 20) -> None:

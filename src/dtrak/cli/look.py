@@ -10,11 +10,10 @@ from dtrak.tables import Table, show, show_yaml, tell
 
 def methods() -> None:
     """List the methods, with what each one is, needs and costs."""
-    from dtrak.inputs.source_of import source_of
     from dtrak.methods import METHODS
+    from dtrak.methods.method import described_needs
 
-    sources = [(one, source_of(one)) for one in METHODS.values()]
-    rows = [(one.name, one.summary, source.needs, source.cost) for one, source in sources]
+    rows = [(one.name, one.summary, *described_needs(one)) for one in METHODS.values()]
     show(Table(["method", "what it is", "needs", "costs"], rows))
 
 
@@ -27,7 +26,7 @@ def recipes(name: options.RecipeName = None, model: options.FromModel = None) ->
 
     if model is not None:
         from dtrak.models import load_model
-        from dtrak.runs.elsewhere import recipe_from
+        from dtrak.runs.recipe_of_model import recipe_from
 
         show_yaml(recipe_from(load_model(model)))
         return

@@ -2,20 +2,20 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from dtrak.attribution.settings import DEFAULTS, KINDS, OPTIONS, Option, Settings
 from dtrak.checks import MOST
 from dtrak.cli.options import Cache, some_path, whole_number
-from dtrak.features.settings import Option
-from dtrak.inputs.settings import Settings
 
 if TYPE_CHECKING:
     from dtrak.engines import Engine
+    from dtrak.methods import Method
 
 EngineName = Annotated[
     str | None,
@@ -59,29 +59,22 @@ class Scoring:
         """Return the usual settings, with those replaced that were typed."""
         return replace(usual or Settings(), **self.typed)
 
-    def method_names(self, settings: Settings, usual: str | None = None) -> list[str]:
-        """Return the names of the methods that were typed, or of the usual ones."""
-        from dtrak.methods import split_methods
+    def chosen(self, settings: Settings, usual: str | None = None) -> "tuple[Method, ...]":
+        """Return the methods that were typed, or the usual ones."""
+        from dtrak.attribution.attribute import chosen_methods
 
-        return split_methods(self.methods or usual, settings.objective)
+        return chosen_methods(self.methods or usual, settings)
 
-
-def _options() -> dict[str, Any]:
-    """Return an option for each setting that has a help text, by its name."""
-    hints, found = get_type_hints(Settings, include_extras=True), dict[str, Any]()
-    for setting in fields(Settings):
-        kind, *extras = get_args(hints[setting.name]) or (None,)
-        for option in extras:
-            if isinstance(option, Option):
-                found[setting.name] = _option(setting.name, kind, option, setting.default)
-    return found
+    def every(self, usual: str | None = None) -> bool:
+        """Return whether all methods were asked for."""
+        return (self.methods or usual) == "all"
 
 
-def _option(name: str, kind: Any, option: Option, default: Any) -> Any:
-    kinds = get_args(kind) or (kind,)
+def _option(name: str, option: Option) -> Any:
+    kinds = get_args(KINDS[name]) or (KINDS[name],)
     if bool in kinds:
         return Annotated[bool | None, typer.Option(f"--{name.replace('_', '-')}", help=option.help)]
-    shown = option.default or str(default)
+    shown = option.shown or str(DEFAULTS[name])
     settings: dict[str, Any] = {"metavar": option.metavar, "help": option.help, "show_default": shown}
     if Path in kinds:
         return Annotated[Path | None, typer.Option(parser=some_path, **settings)]
@@ -90,7 +83,7 @@ def _option(name: str, kind: Any, option: Option, default: Any) -> Any:
     return Annotated[str | None, typer.Option(**settings)]
 
 
-OPTIONS = _options()
+TYPED = {name: _option(name, option) for name, option in OPTIONS.items() if option.is_typed}
 WHERE: dict[str, Any] = {"cache": Cache, "engine": EngineName, "workers": Workers, "address": Address}
 
 
@@ -102,7 +95,7 @@ def with_scoring(command: Callable[..., None]) -> Callable[..., None]:
     own = [one for one in inspect.signature(command).parameters.values() if one.name != "scoring"]
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in {**OPTIONS, **WHERE}.items()
+        for name, annotation in {**TYPED, **WHERE}.items()
         if name not in {one.name for one in own}
     ]
 

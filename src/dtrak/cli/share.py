@@ -1,6 +1,5 @@
 """`dtrak attribute --shard 3/64`: one of many processes computes its share of the training images' features."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from dtrak.checks import shortened
@@ -44,16 +43,15 @@ def parse_share(text: str) -> tuple[int, int]:
 
 
 def _of_run(run_folder: Path, scoring: Scoring, share: tuple[int, int], device: str) -> Path:
-    from dtrak.inputs.gradients import fill_share
-    from dtrak.runs.attributing import prepare_run, settings_of
     from dtrak.runs.run import Run
+    from dtrak.runs.run_questions import opened_run, question_of, settings_of
 
     run = Run.open(run_folder)
     settings = scoring.settings(settings_of(run))
-    methods = scoring.method_names(settings, run.recipe.attribution.method)
-    task, _ = prepare_run(run, run.model().to(device), run.train_images.first(1), methods, settings, scoring.cache)
-    fill_share(replace(task, share=share))
-    return task.folder
+    question = question_of(run, None, scoring.chosen(settings, run.usual_method), settings)
+    opened = opened_run(run, question, cache=scoring.cache, device=device)
+    opened.fill_share(share)
+    return opened.folder
 
 
 def _of_model(
@@ -65,17 +63,17 @@ def _of_model(
     share: tuple[int, int],
     device: str,
 ) -> Path:
-    from dtrak.attribution.asked import remember
-    from dtrak.attribution.preparing import prepare
+    from dtrak.attribution.opened import Opened, checked
+    from dtrak.attribution.question import Question
     from dtrak.images.images import ImageSource
-    from dtrak.inputs.gradients import fill_share
-    from dtrak.models import load_model
+    from dtrak.models.model_source import ModelSource
 
+    source, lora, prompt = model
     settings = scoring.settings()
-    methods, opened = scoring.method_names(settings), load_model(*model).to(device)
-    source = ImageSource(train, size=size).fitting(opened)
-    images = source.open()
-    task, _ = prepare(opened, images, images.first(1), methods, settings, cache)
-    fill_share(replace(task, share=share))
-    remember(cache, model, train, source.size, methods, settings)
+    of_model = ModelSource(source, () if lora is None else ((lora, 1.0),), prompt)
+    images = ImageSource(train, size=size).fitting(of_model.open(device=device))
+    question = Question(of_model, images, None, scoring.chosen(settings), settings)
+    opened = checked(Opened(question, cache, device=device))
+    opened.question.keep(cache, opened.facts)
+    opened.fill_share(share)
     return cache

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from dtrak.attribution.attribute import chosen_methods
 from dtrak.evaluation.checking import check_run
-from dtrak.methods import split_methods
 from dtrak.report import write_report
-from dtrak.runs.attributing import attribute_run, settings_of
 from dtrak.runs.drawing import generate
 from dtrak.runs.recipes import Recipe
 from dtrak.runs.run import Run
+from dtrak.runs.run_questions import attribute_run, question_of, settings_of
 from dtrak.runs.training import train
 
 
@@ -17,9 +17,10 @@ def run_all(folder: Path, recipe: Recipe, device: str) -> Path:
     check_run(Run(folder, recipe), device)
     run = Run.create(folder, recipe)
     model = train(run, device)
-    generation, pictures = recipe.generation, str(run.folder / "generated")
+    generation, attribution = recipe.generation, recipe.attribution
     generate(run, model, generation.count, generation.seed, generation.steps)
     settings = settings_of(run)
-    methods = split_methods(recipe.attribution.method, settings.objective)
-    attribute_run(run, model, pictures, methods, settings, device=device)
+    methods = chosen_methods(attribution.method, settings)
+    question = question_of(run, run.query_source(str(run.folder / "generated")), methods, settings)
+    attribute_run(run, question, device=device, every=attribution.method == "all")
     return write_report(run)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
+from dtrak.attribution.benchmark_folder import QUERIES, Benchmark, losses_file
 from dtrak.checks import check_number, first_difference, first_mistake, shortened
 from dtrak.engines import Engine
 from dtrak.errors import UsageError, check_known
@@ -27,7 +28,6 @@ from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import Images
 from dtrak.images.metadata import plain_column
 from dtrak.images.npz import RESERVED
-from dtrak.inputs.benchmark import QUERIES, Benchmark, losses_file
 from dtrak.models import save_model
 from dtrak.models.prompts import PROMPT
 from dtrak.runs.recipes import Evaluation, Recipe

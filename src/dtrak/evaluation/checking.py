@@ -4,20 +4,22 @@
 """
 
 import os
+from collections.abc import Sequence
 
 import torch
 
-from dtrak.attribution.preparing import check_objective
+from dtrak.attribution.attribute import chosen_methods
+from dtrak.attribution.required_gradients import check_objective
 from dtrak.devices import total_memory
 from dtrak.errors import UsageError
 from dtrak.evaluation.benchmark_making import RetrainingSettings
+from dtrak.evaluation.comparison import uses_retrained
 from dtrak.features.encoders import load_encoder
 from dtrak.features.featurizing import check_copies
 from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.gradients.copies import select_timesteps
 from dtrak.images.sources import find_source
-from dtrak.inputs.needs import uses_retrained
-from dtrak.methods import EVERY_METHOD, Method, chosen_methods, split_methods
+from dtrak.methods import EVERY_METHOD, Method
 from dtrak.methods.method import Embeddings
 from dtrak.models.diffusion import chosen_parameters
 from dtrak.models.memory import Layout
@@ -42,8 +44,8 @@ def check_settings(run: Run, train: int, shape: tuple[int, int, int], layout: La
     """Refuse wrong settings of attribution and evaluation, for `train` images of `shape` (C, H, W)."""
     recipe = run.recipe
     settings = recipe.attribution
-    chosen = chosen_methods(split_methods(settings.method, settings.objective))
-    check_objective(chosen, settings.objective)
+    chosen = chosen_methods(settings.method, settings)
+    check_objective(chosen, settings)
     if settings.method != EVERY_METHOD:
         _check_has_retrained_models(run, chosen)
     timesteps = select_timesteps(settings.timesteps, recipe.timesteps)
@@ -70,11 +72,11 @@ def needs_encoder(run: Run) -> bool:
     """Tell whether one of the recipe's methods needs an image encoder."""
     settings = run.recipe.attribution
     return settings.method not in (None, EVERY_METHOD) and any(
-        isinstance(one.needs, Embeddings) for one in chosen_methods(split_methods(settings.method, settings.objective))
+        isinstance(one.needs, Embeddings) for one in chosen_methods(settings.method, settings)
     )
 
 
-def _check_has_retrained_models(run: Run, methods: list[Method]) -> None:
+def _check_has_retrained_models(run: Run, methods: Sequence[Method]) -> None:
     """Refuse methods that learn from retrained models, if the run has none."""
     if os.path.exists(run.folder / "benchmark" / "masks.npy"):
         return

@@ -8,31 +8,31 @@ the benchmark, the LDS is reported on all of its subsets.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.attribution.preparing import check_objective, prepare
-from dtrak.attribution.scoring import scores_for
+from dtrak.attribution.answer import score
+from dtrak.attribution.benchmark_folder import QUERIES, Benchmark
+from dtrak.attribution.formula_inputs import inputs_of
+from dtrak.attribution.opened import Opened, checked, possible
+from dtrak.attribution.question import Question
+from dtrak.attribution.required_gradients import check_objective
+from dtrak.attribution.settings import DEFAULT_ENCODER, Settings
 from dtrak.engines import Engine
 from dtrak.errors import UsageError, check_known
 from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds, perfect_lds
 from dtrak.features.encoders import load_encoder
-from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.features.store import Cost
 from dtrak.gradients.objectives import OBJECTIVES
-from dtrak.inputs.arrays import KernelVectors
-from dtrak.inputs.benchmark import QUERIES, Benchmark
-from dtrak.inputs.needs import uses_retrained
-from dtrak.inputs.settings import Settings
-from dtrak.inputs.source_of import source_of
-from dtrak.inputs.task import Task
+from dtrak.images.images import ImageSource
 from dtrak.kernels.damping import GRIDS, Damping, for_scaled
-from dtrak.methods import EVERY_METHOD, Method, chosen_methods
-from dtrak.methods.method import Embeddings
+from dtrak.methods import Method
+from dtrak.methods.method import Embeddings, Gradients, Outcomes
+from dtrak.models.model_source import ModelSource
 from dtrak.tables import Cell, Entry, Table
 
 MIN_SUBSETS = 2  # a rank correlation needs as many
@@ -63,7 +63,8 @@ class Comparison:
     queries: int
     subsets: int  # the LDS is a correlation over these
     note: str  # how the damping was found
-    settings: Mapping[str, Any]  # how the scores were computed, and what they should predict
+    question: Mapping[str, Any]  # what was asked, with its facts
+    settings: Mapping[str, Any]  # what the scores should predict, and how the damping was found
     paper_scale: int | None = None  # if the dampings of the paper were tried, each was divided by this
     seeds: int = 1  # models on each subset
 
@@ -99,6 +100,7 @@ class Comparison:
             "subsets": self.subsets,
             "note": self.note,
             "settings": dict(self.settings),
+            "question": dict(self.question),
             "paper_scale": self.paper_scale,
         }
         return json.dumps(content, indent=1) + "\n"
@@ -137,7 +139,7 @@ class Comparison:
 
 def compare(
     benchmark: Benchmark,
-    methods: Sequence[str | Method],
+    methods: Sequence[Method],
     cache: Path,
     settings: Settings,
     *,
@@ -148,6 +150,7 @@ def compare(
     grid: str = "log",
     device: str | None = None,
     engine: Engine | None = None,
+    every: bool = False,
 ) -> Comparison:
     """Compute the scores of methods and their LDS on a benchmark.
 
@@ -167,18 +170,18 @@ def compare(
     if others is None:
         count = min(half, settings.retrained_count or half)
         settings = replace(settings, retrained=benchmark.folder, retrained_count=count)
-    settings = replace(settings, output=output)
-    task, chosen = prepare(
-        model or benchmark.folder / "model",
-        benchmark.train,
-        benchmark.queries(queries),
-        methods,
-        settings if searches else replace(settings, damping=damping),
-        cache,
-        device,
-        engine,
-        tries_dampings=searches,
+    # A search tries other dampings than that of the settings; a rule there would need one more objective.
+    settings = replace(settings, output=output, damping=1.0 if searches else damping)
+    question = Question(
+        ModelSource(str(model or benchmark.folder / "model")),
+        ImageSource(benchmark.train),
+        ImageSource(benchmark.queries(queries)),
+        tuple(methods),
+        settings,
     )
+    opened = Opened(question, cache, device=device, engine=engine, one_damping=len(dampings) == 1)
+    opened = possible(opened) if every else checked(opened)
+    chosen = opened.question.methods
     is_fitted = damping == CHOSEN or (others is None and any(uses_retrained(one) for one in chosen))
     if is_fitted and half < MIN_SUBSETS:
         raise UsageError(
@@ -188,16 +191,24 @@ def compare(
     reported = second if is_fitted else RetrainedModels(masks, losses)
     fitted = first if damping == CHOSEN else reported
     training_seconds = (others or benchmark).training_seconds
-    results = [_evaluate(task, one, dampings, fitted, reported, training_seconds) for one in chosen]
+    results = [_evaluate(opened, one, dampings, fitted, reported, training_seconds) for one in chosen]
     notes = {CHOSEN: f"chosen on the other {half} subsets", BEST: "the best in hindsight, on the reported subsets"}
     note = notes.get(damping, damping)
-    used = _portable(settings) | {"queries": queries, "output": output, "damping": damping, "grid": grid}
     if scale is not None:
         note += f", of the paper's {len(dampings)} λ, each ÷ {scale:,}: its random matrix is not divided by √k, ours is"
+    used = {"queries": queries, "output": output, "damping": damping, "grid": grid}
     if model is not None:
         used["checkpoint"] = model.name
     counts = losses.shape[2], len(reported.masks)
-    return Comparison(results, ceiling(reported.losses), *counts, note, used, scale, losses.shape[1])
+    facts = {**opened.facts, "settings": {**opened.facts["settings"], "damping": damping}}
+    asked = replace(question, methods=chosen).asked(facts)
+    return Comparison(results, ceiling(reported.losses), *counts, note, asked, used, scale, losses.shape[1])
+
+
+def uses_retrained(method: Method) -> bool:
+    """Tell whether a method needs retrained models."""
+    needs = method.needs
+    return isinstance(needs, Outcomes) or (isinstance(needs, Gradients) and needs.models == "retrained")
 
 
 def paper_scale(settings: Settings) -> int:
@@ -205,12 +216,12 @@ def paper_scale(settings: Settings) -> int:
     return 1 if settings.projection == "identity" else settings.projection_dim
 
 
-def other_models(benchmark: Benchmark, retrained: Path | None) -> Benchmark | None:
+def other_models(benchmark: Benchmark, retrained: str | Path | None) -> Benchmark | None:
     """Open a folder of other retrained models than the benchmark's; None if there is none.
 
     Refuse a folder that has a subset in common with the benchmark: methods would learn what they have to predict.
     """
-    if retrained is None or retrained.resolve() == benchmark.folder.resolve():
+    if retrained is None or Path(retrained).resolve() == benchmark.folder.resolve():
         return None
     others = Benchmark.open(retrained)
     known = {one.tobytes() for one in benchmark.masks}
@@ -224,13 +235,12 @@ def other_models(benchmark: Benchmark, retrained: Path | None) -> Benchmark | No
 
 
 def check_comparison(
-    methods: Sequence[str | Method], queries: str, output: str, damping: str, grid: str, settings: Settings
+    methods: Sequence[Method], queries: str, output: str, damping: str, grid: str, settings: Settings
 ) -> None:
     """Refuse arguments that `compare` would refuse, before models are retrained for it."""
-    chosen = chosen_methods(methods)
-    check_objective(chosen, settings.objective)
-    embeds = list(methods) != [EVERY_METHOD] and any(isinstance(one.needs, Embeddings) for one in chosen)
-    if settings.encoder != DEFAULT_ENCODER or embeds:
+    check_objective(methods, settings)
+    embeds = any(isinstance(one.needs, Embeddings) for one in methods)
+    if isinstance(settings.encoder, str) and (settings.encoder != DEFAULT_ENCODER or embeds):
         load_encoder(settings.encoder)
     check_known("queries", queries, list(QUERIES))
     check_known("output function", output, list(OBJECTIVES))
@@ -248,7 +258,7 @@ class RetrainedModels:
 
 
 def _evaluate(
-    task: Task,
+    opened: Opened,
     method: Method,
     dampings: Sequence[Damping],
     fitted: RetrainedModels,
@@ -257,44 +267,35 @@ def _evaluate(
 ) -> Result:
     """Choose the damping whose LDS is best on `fitted`, and measure its LDS on `reported`."""
     tried = dampings if method.kernel is not None else dampings[:1]
-    source = source_of(method)
-    feature_seconds = source.seconds(task)
+    method = replace(method, self_influence=False)
+    features = opened.cost(method)
     started = time.monotonic()
-    scores = scores_for(task, method, tried)
-    seconds = feature_seconds + (time.monotonic() - started) / len(tried)
+    scores, _, _ = score(opened, method, tried)
+    seconds = features.gradients + features.projection + (time.monotonic() - started) / len(tried)
     means = [mean_lds(values, fitted.masks, fitted.losses) for values in scores] if len(tried) > 1 else [0.0]
     best = int(np.argmax(means))
-    absolute, relative = _lambdas(task, method, tried)
-    count = source.retrained_models(task)
+    absolute, relative = [], []
+    if method.kernel is not None:
+        first = next(inputs_of(opened, method)).fitted
+        assert first is not None
+        absolute = [first.absolute(one) for one in tried]
+        relative = [λ * first.kernel.size / first.kernel.trace for λ in absolute]
+    models = 0
+    if isinstance(method.needs, Outcomes):
+        models = len(opened.benchmark.masks[: opened.question.settings.retrained_count])
+    elif uses_retrained(method):
+        models = len(opened.members("retrained"))
     return Result(
         method.name,
         evaluate_lds(scores[best], reported.masks, reported.losses),
         relative[best] if relative else None,
         absolute[best] if absolute else None,
         seconds,
-        source.feature_cost(task),
-        count * training_seconds if training_seconds is not None else None if count else 0.0,
+        features,
+        models * training_seconds if training_seconds is not None else None if models else 0.0,
         [*zip(relative, means, strict=True)] if len(tried) > 1 else [],
     )
 
 
-def _lambdas(task: Task, method: Method, dampings: Sequence[Damping]) -> tuple[list[float], list[float]]:
-    """Return each λ of the method's first model, and each ÷ its mean eigenvalue; nothing for undamped methods."""
-    if method.kernel is None:
-        return [], []
-    first: KernelVectors = next(source_of(method).inputs(task.asking(dampings)))
-    return [first.training.absolute(one) for one in dampings], [first.training.relative(one) for one in dampings]
-
-
 def _lambda_cell(value: float | None) -> Cell:
     return Cell(None, "–") if value is None else Cell(value, f"{value:.2g}")
-
-
-def _portable(settings: Settings) -> dict[str, Any]:
-    """Return the settings that mean the same on another machine: no paths, and no optional ones that were not given."""
-    always = {*asdict(settings.features), "objective"}
-    return {
-        name: value
-        for name, value in asdict(settings).items()
-        if name in always or isinstance(value, int | float | str)
-    }

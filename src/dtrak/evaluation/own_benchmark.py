@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from dtrak.attribution.preparing import Data, Model, opened
+from dtrak.attribution.attribute import Data, Model
+from dtrak.attribution.benchmark_folder import QUERIES
 from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError, check_known
 from dtrak.evaluation.benchmark_making import as_arrays, write_losses
@@ -29,8 +30,8 @@ from dtrak.files import as_npz, whole_folder, write_bytes, write_json
 from dtrak.gradients.copies import select_timesteps
 from dtrak.images.images import Images
 from dtrak.images.objects import images_from
-from dtrak.inputs.benchmark import QUERIES
 from dtrak.models import DiffusionModel, save_model
+from dtrak.models.model_source import ModelSource
 from dtrak.runs.run import versions
 
 
@@ -76,7 +77,7 @@ class OwnBenchmark:
         `queries` has sets named "validation" and "generated", or one of them. The loss of a query is L_Simple over
         `timesteps`, with so many `noises` at each.
         """
-        place, (found, _) = Path(folder), opened(model, None)
+        place, found = Path(folder), opened(model)
         images = images_from(train, name="train")
         asked = {name: images_from(one, name=name) for name, one in queries.items()}
         for name in asked:
@@ -135,7 +136,7 @@ class OwnBenchmark:
 
         After the last one, the benchmark is complete.
         """
-        found = opened(model, None)[0].fitted_to(next(iter(self.queries.values())).shape)
+        found = opened(model).fitted_to(next(iter(self.queries.values())).shape)
         outputs = {
             f"outputs/{name}/{objective}": values
             for name, images in self.queries.items()
@@ -147,6 +148,11 @@ class OwnBenchmark:
 
     def _path(self, subset: int, seed: int) -> Path:
         return self.folder / "jobs" / f"subset-{subset:03d}-seed-{seed}.npz"
+
+
+def opened(model: Model) -> DiffusionModel:
+    """Return a model that was given by its name, or as an object."""
+    return ModelSource(str(model) if isinstance(model, str | Path) else model).open()
 
 
 def rows_without(scores: Scores, query: int, remove: int) -> NDArray[np.int64]:

@@ -13,22 +13,22 @@ from pathlib import Path
 
 import torch
 
+from dtrak.attribution.attribute import chosen_methods
+from dtrak.attribution.required_gradients import Required, required_gradients
+from dtrak.attribution.settings import DEFAULT_ENCODER
 from dtrak.devices import total_memory
 from dtrak.errors import UsageError
 from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.evaluation.checking import check_settings, needs_encoder
 from dtrak.evaluation.counterfactual import DEFAULT_PICTURES, default_removed
 from dtrak.evaluation.outputs import images_in_a_pass
-from dtrak.features.settings import DEFAULT_ENCODER
+from dtrak.features.spec import Spec
 from dtrak.gradients.copies import select_timesteps
 from dtrak.gradients.factored import Factored
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import load_images, read_ids
 from dtrak.images.selection import Selection
 from dtrak.images.sources import find_source
-from dtrak.inputs.needs import GradientKind, NeededGradients, needed_by
-from dtrak.kernels.damping import Damping
-from dtrak.methods import chosen_methods, split_methods
 from dtrak.models.autoencoder import pictures_in_a_pass
 from dtrak.models.diffusion import chosen_parameters, usual_parameters
 from dtrak.models.memory import Layout, copies_that_fit
@@ -159,16 +159,15 @@ class Plan:
         return PlannedStep("generate", description, passes, 0, memory, settings.count * math.prod(self.shape))
 
     @cached_property
-    def needed(self) -> dict[GradientKind, NeededGradients]:
+    def needed(self) -> dict[Spec, Required]:
         settings = self.recipe.attribution
-        chosen = chosen_methods(split_methods(settings.method, settings.objective))
-        return needed_by(chosen, settings.objective, Damping.parse(settings.damping))
+        return required_gradients(chosen_methods(settings.method, settings), settings)
 
     @cached_property
     def objectives(self) -> tuple[int, int]:
         """Return for how many objectives gradients are needed, of training images and of queries."""
         train = {name for one in self.needed.values() for name in one.train}
-        return len(train), len({name for one in self.needed.values() for name in one.all_of_queries})
+        return len(train), len({name for one in self.needed.values() for name in (*one.queries, *one.trajectories)})
 
     @property
     def rows_of_each(self) -> int:
@@ -178,7 +177,7 @@ class Plan:
     @property
     def has_copies_apart(self) -> bool:
         """Return whether the features of every copy are kept."""
-        return any(kind.apart for kind in self.needed)
+        return any(spec.copies == "apart" for spec in self.needed)
 
     @cached_property
     def copies(self) -> int:
@@ -188,16 +187,16 @@ class Plan:
     @cached_property
     def features(self) -> int:
         """Return k, how many numbers are stored for each image, or for each of its copies."""
-        settings = self.recipe.attribution
-        pattern = settings.parameters or usual_parameters(self.layout.network, self.has_copies_apart)
-        parameters = chosen_parameters(self.layout.network, pattern)
-        if settings.projection_of(self.has_copies_apart) == "factored":
-            return Factored(
-                settings.projection_dim, {name: tuple(one.shape) for name, one in parameters.items()}, 0
-            ).dim
-        if settings.projection == "identity" or any(kind.whole for kind in self.needed):
+        return max((self._features_of(spec) for spec in self.needed), default=0)
+
+    def _features_of(self, spec: Spec) -> int:
+        words = {word: usual_parameters(self.layout.network, word == "later") for word in ("usual", "later")}
+        parameters = chosen_parameters(self.layout.network, words.get(spec.layers, spec.layers))
+        if spec.projection == "identity":
             return sum(one.numel() for one in parameters.values())
-        return settings.projection_dim
+        if spec.projection != "factored":
+            return spec.projection_dim
+        return Factored(spec.projection_dim, {name: tuple(one.shape) for name, one in parameters.items()}, 0).dim
 
     def featurizing(self, name: str, queries: int, objectives: tuple[int, int]) -> PlannedStep:
         """Plan to compute gradients for so many objectives, of the training images and of so many queries."""

@@ -8,23 +8,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrak.attribution.attribute import chosen_methods
+from dtrak.attribution.opened import Opened
+from dtrak.attribution.settings import Settings
 from dtrak.engines import Engine
-from dtrak.errors import UsageError
+from dtrak.errors import DtrakError, UsageError
 from dtrak.explorer.catalog import Catalog, Entry, Part
 from dtrak.explorer.kept_pictures import features_of, keep, kept, name_of, remove_oldest
 from dtrak.explorer.scoring import Scored, Scorer
 from dtrak.explorer.uploads import Fit
 from dtrak.explorer.work_queue import NotReadyError, WorkItem, WorkQueue
-from dtrak.images.images import Images
-from dtrak.inputs.settings import Settings
-from dtrak.inputs.task import Task
-from dtrak.methods import Method, split_methods
+from dtrak.images.images import Images, ImageSource
+from dtrak.methods import EVERY_METHOD, Method
 from dtrak.models import DiffusionModel
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.progress import say
-from dtrak.report.trust import trust_of, trust_words
-from dtrak.runs.attributing import last_attribution, prepare_run, settings_of
+from dtrak.report.measured import trust_of, trust_words
 from dtrak.runs.run import Run
+from dtrak.runs.run_questions import last_question, opened_run, question_of, settings_of
 
 MAX_VALIDATION = 200  # validation images that are shown
 GENERATED, ADDED = "generated", "asked"  # names of sets of pictures; ADDED has those that users of the page add
@@ -42,7 +43,7 @@ class Exploration:
     scorer: Scorer
     queue: WorkQueue
     damping: str  # for requests that do not give one
-    recipe_damping: str
+    usual_damping: str
     trust: dict[str, str]  # how far to trust each method, in words
 
     def scored(self, set_name: str, method: Method) -> list[tuple[Part, Scored]]:
@@ -82,7 +83,7 @@ class Exploration:
         """Prepare the scores of pictures; an added picture has its own folder, which is removed together with it."""
         folder = None
         if set_name == ADDED:
-            folder = features_of(self.run, str(pictures.ids[0])) / self.scorer.task.folder.name
+            folder = features_of(self.run, str(pictures.ids[0]))
         self.scorer.prepare(pictures, method, folder)
 
     def prepare_first(self) -> None:
@@ -93,8 +94,8 @@ class Exploration:
 
     @property
     def fit(self) -> Fit:
-        data = self.run.recipe.data
-        return Fit(self.run.train_images.shape, data.crop, data.size)
+        train = self.run.train_source
+        return Fit(self.run.train_images.shape, train.crop, train.size)
 
     @property
     def takes_prompts(self) -> bool:
@@ -110,7 +111,7 @@ class Exploration:
 
     def add_seed(self, seed: int, prompt: str | None = None) -> WorkItem:
         """Queue the work to draw the picture of a seed, and of a prompt if the model takes one, and to score it."""
-        generation, prompt_taken = self.run.recipe.generation, (prompt or "") if self.takes_prompts else None
+        generation, prompt_taken = self.run.generation, (prompt or "") if self.takes_prompts else None
 
         def work() -> str:
             prompts = None if prompt_taken is None else [prompt_taken]
@@ -142,56 +143,61 @@ def explore(
     cache: Path | None = None,
     engine: Engine | None = None,
 ) -> Exploration:
-    """Open a run, with the settings of its last attribution, or else of its recipe, changed by those `typed`."""
-    model, last = run.model().to(device), last_attribution(run)
-    sets = _sets(run, None if last is None else last.queries)
+    """Open a run, with the question of its last scores, or else of its recipe, changed by those `typed`."""
+    asked = run.asked
+    sets = _sets(run, None if asked is None else run.asked_about(asked))
     first = next((one.parts[0].images for one in sets.values() if one.parts), run.train_images.select([0]))
+    usual = settings_of(run)
 
-    def prepared(names: str | None, settings: Settings) -> tuple[Task, list[Method]]:
+    def opened(names: str | None, settings: Settings) -> Opened:
         changed = replace(settings, **(typed or {}))
-        chosen = split_methods(methods or names, changed.objective)
-        return prepare_run(run, model, first, chosen, changed, cache, engine)
+        chosen = chosen_methods(methods or names, changed)
+        question = question_of(run, ImageSource(first), chosen, changed)
+        every = (methods or names) == EVERY_METHOD
+        return opened_run(run, question, cache=cache, device=device, engine=engine, every=every)
 
-    as_recipe = run.recipe.attribution.method, settings_of(run)
+    as_recipe = None if run.is_elsewhere else run.recipe.attribution.method, usual
     try:
-        task, chosen = prepared(*as_recipe) if last is None else prepared(",".join(last.methods), last.settings)
-    except UsageError as error:  # files of the last attribution may have been removed
-        if last is None:
+        last = last_question(run)
+        names = None if last is None else ",".join(one.name for one in last.methods)
+        found = opened(*as_recipe) if last is None else opened(names, last.settings)
+    except DtrakError as error:  # files of the last attribution may have been removed
+        if asked is None:
             raise
         say(f"Scores are computed as the recipe says, not as in the last attribution: {error}")
-        task, chosen = prepared(*as_recipe)
+        found = opened(*as_recipe)
     measured = trust_of(run)
     return Exploration(
         run=run,
-        model=model,
+        model=found.model(),
         train=Catalog("training images", run.train_images),
         sets=sets,
-        methods={method.name: method for method in chosen},
-        scorer=Scorer(task),
+        methods={method.name: method for method in found.question.methods},
+        scorer=Scorer(found),
         queue=WorkQueue(),
-        damping=str(task.settings.damping),
-        recipe_damping=str(run.recipe.attribution.damping),
-        trust={method.name: trust_words(run, measured, method.name) for method in chosen},
+        damping=str(found.question.settings.damping),
+        usual_damping=str(usual.damping),
+        trust={method.name: trust_words(run, measured, method.name) for method in found.question.methods},
     )
 
 
 def _sets(run: Run, attributed: str | None) -> dict[str, Catalog]:
     """Return the sets of pictures that the run has."""
-    validation, sources = run.recipe.data.validation, {}
+    validation, sources = run.validation_source, {}
     if (run.folder / GENERATED).exists():
         sources[GENERATED] = "generated pictures", str(run.folder / GENERATED)
     if validation is not None:
-        sources["validation"] = "validation images", validation
-    if attributed is not None and attributed not in (GENERATED, validation):
-        sources["attributed"] = "pictures attributed last", run.located(attributed)
+        sources["validation"] = "validation images", str(validation.source)
+    if attributed is not None and attributed not in [source for _, source in sources.values()]:
+        sources["attributed"] = "pictures attributed last", attributed
     sets = {}
     for name, (title, source) in sources.items():
-        select = run.recipe.data.select_validation if source == validation else None
+        is_validation = validation is not None and name == "validation"
         try:
-            images = run.query_images(source, select)
+            images = validation.open() if validation is not None and is_validation else run.query_images(source)
         except UsageError as error:  # they may have been removed
             say(f"Left out: {title}: {error}")
             continue
-        shown = images.select(range(min(MAX_VALIDATION, len(images)))) if source == validation else images
+        shown = images.select(range(min(MAX_VALIDATION, len(images)))) if is_validation else images
         sets[name] = Catalog(title, shown)
     return sets | {ADDED: Catalog("pictures added here", *kept(run))}

@@ -12,7 +12,6 @@ from dtrak.explorer.kept_pictures import MAX_BYTES, MAX_PICTURES
 from dtrak.explorer.lists import described, neighbours
 from dtrak.explorer.pages import Pages, by_id, by_number, whole
 from dtrak.figures.html_pictures import SMALL
-from dtrak.methods import METHODS
 
 
 class IndexExplorer(Pages):
@@ -33,7 +32,7 @@ class IndexExplorer(Pages):
     def about(self, request: Request) -> Response:
         """Describe the index, with the names that a run has."""
         index, (_, height, width) = self.exploration.index, self.exploration.fit.shape
-        method = METHODS.choose(index.description.method)
+        method = index.method
         sets = self.exploration.sets.items()
         return JSONResponse(
             {

@@ -32,12 +32,10 @@ class IndexedImages(Mapping[int, Entry]):
         self._starts = np.cumsum([0, *(one.rows for one in index.description.segments)])
         self.parts: list[Images] = []  # of each segment
         for segment, start in zip(index.description.segments, self._starts, strict=False):
-            origin = segment.origin
-            if origin is None:
-                raise UsageError(f"{index.folder} does not say where its images are: make it again with `dtrak index`")
+            given = segment.images
             ids = index.ids[start : start + segment.rows]
             try:
-                self.parts.append(images_by_id(origin.source, ids, origin.shape, origin.crop, origin.size))
+                self.parts.append(images_by_id(given["source"], ids, segment.shape, given["crop"], given["size"]))
             except UsageError as error:
                 raise UsageError(f"the images of {index.folder} are not where they were: {error}") from None
 
@@ -116,7 +114,7 @@ class IndexExploration:
 
     def _search(self, picture: Images) -> None:
         folder = features_of(self.home, str(picture.ids[0]))
-        self._found[picture.fingerprint] = self.index.search(picture, FOUND, model=self.model, folder=folder)
+        self._found[picture.fingerprint] = self.index.search(picture, FOUND, folder=folder)
 
     def _add(self, picture: Images) -> str:
         """Search for a new picture and return its id; remove the oldest pictures if there are too many."""
@@ -142,4 +140,5 @@ def explore_index(index: Index, device: str) -> IndexExploration:
     train = IndexedImages(index)
     home = IndexHome(index.folder, train.parts[0])
     sets = {ADDED: Catalog("pictures added here", *kept(home))}
-    return IndexExploration(index, index.model().to(device), train, sets, WorkQueue(), home)
+    index.opened.device = device
+    return IndexExploration(index, index.opened.model(), train, sets, WorkQueue(), home)

@@ -30,7 +30,7 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
     run, (_, height, width) = exploration.run, exploration.run.train_images.shape
     return {
         "name": run.folder.resolve().name,
-        "summary": run.recipe.summary,
+        "summary": run.summary,
         "train": {"count": len(exploration.train), "labels": labels(exploration.train)},
         "sets": [{"name": name, "title": one.title, "count": len(one)} for name, one in exploration.sets.items()],
         "methods": [
@@ -45,8 +45,8 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
         "damping": exploration.damping,
         "trust": exploration.trust,
         "kept": {"pictures": MAX_PICTURES, "bytes": MAX_BYTES},
-        "steps": run.recipe.generation.steps,
-        "prompts": run.recipe.is_conditional,
+        "steps": run.generation.steps,
+        "prompts": exploration.takes_prompts,
         "width": width,
         "height": height,
         "pixelated": max(height, width) <= SMALL,
@@ -55,7 +55,7 @@ def described_run(exploration: Exploration) -> dict[str, Any]:
 
 def scale(exploration: Exploration, method: Method, damping: Damping) -> dict[str, Any]:
     """Describe λ for the slider: its position, how many directions it keeps, and the marks of rules and recipe."""
-    scorer, recipe = exploration.scorer, exploration.recipe_damping
+    scorer, recipe = exploration.scorer, exploration.usual_damping
     if method.name not in scorer.kernels:  # the method has no λ, or there is no picture
         return {}
     found = scorer.scale(method, damping)
@@ -138,7 +138,7 @@ def card(exploration: Exploration, set_name: str, entry: Entry, method: Method, 
     run = exploration.run
     content = CardContent(
         run=run.folder.resolve().name,
-        summary=run.recipe.summary,
+        summary=run.summary,
         picture=entry.images.pixels([entry.position])[0],
         scores=scores,
         train=run.train_images,

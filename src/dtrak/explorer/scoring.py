@@ -1,22 +1,68 @@
 """Prepare and keep the scores of sets of pictures by several methods, for any λ.
 
 When a set is prepared, one matrix product gives the scores of one picture for all training images, of one training
-image for all pictures, or the sum over pictures (`attribution/scoring.py`). The kernels stay in memory.
+image for all pictures, or the sum over pictures. The kernels stay in memory.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from dtrak.attribution.answer import score, squared
+from dtrak.attribution.formula_inputs import Fitted, Input, inputs_of
+from dtrak.attribution.opened import Opened, check
+from dtrak.attribution.required_gradients import rule_of
 from dtrak.attribution.scores import refuse_not_finite
-from dtrak.attribution.scoring import DampedScores, FixedScores, scores_for, self_influence
-from dtrak.contracts import EVERY, Array
+from dtrak.contracts import EVERY, Array, KernelInput, Values
 from dtrak.errors import UsageError
-from dtrak.images.images import Images
-from dtrak.inputs.arrays import TrainingKernel
-from dtrak.inputs.source_of import source_of
-from dtrak.inputs.task import Task
+from dtrak.images.images import Images, ImageSource
 from dtrak.kernels.damping import Damping, UsedDamping
 from dtrak.methods import Method
+
+
+@dataclass(frozen=True, eq=False)
+class DampedScores:
+    """The scores of some queries by a method with a kernel, for every λ."""
+
+    method: Method
+    inputs: Sequence[Input]  # one for each model and objective
+
+    def scores(self, damping: Damping, queries: slice = EVERY, train: slice = EVERY) -> Values:
+        """Return scores [Q, N], of all queries and training images or of some."""
+        of_each = [one.scores(self.method, damping, queries, train) for one in self.inputs]
+        return squared(self.method, np.mean(of_each, axis=0)).astype(np.float32)
+
+    def total(self, damping: Damping) -> Values:
+        """Return the sum over all queries, [N]: of linear scores, the scores of the summed queries."""
+        if self.method.square or not self.method.linear:
+            return np.asarray(self.scores(damping).sum(0))
+        summed = []
+        for one in self.inputs:
+            assert isinstance(one.arrays, KernelInput)
+            coordinates = one.arrays.coordinates.sum(0, keepdims=True)
+            summed.append(replace(one, arrays=replace(one.arrays, coordinates=coordinates)))
+        return np.asarray(replace(self, inputs=summed).scores(damping)[0])
+
+    @property
+    def kernels(self) -> list[Fitted]:
+        """Return the kernel of each model and objective. They do not depend on the queries."""
+        return [one.fitted for one in self.inputs if one.fitted is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class FixedScores:
+    """The scores of some queries by a method without λ."""
+
+    values: Values  # [Q, N]
+
+    def scores(self, damping: Damping, queries: slice = EVERY, train: slice = EVERY) -> Values:
+        return self.values[queries, train]
+
+    def total(self, damping: Damping) -> Values:
+        return np.asarray(self.values.sum(0))
+
 
 Scored = DampedScores | FixedScores  # the scores of some queries by one method
 
@@ -24,9 +70,9 @@ Scored = DampedScores | FixedScores  # the scores of some queries by one method
 class Scorer:
     """Scores queries by several methods. Only one thread may call `prepare`; the other methods are for any thread."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.kernels: dict[str, list[TrainingKernel]] = {}  # by method; they do not depend on the queries
+    def __init__(self, opened: Opened) -> None:
+        self.opened = opened
+        self.kernels: dict[str, list[Fitted]] = {}  # by method; they do not depend on the queries
         self.known: dict[tuple[str, str], Scored | UsageError] = {}  # by the queries' fingerprint and the method
 
     def scored(self, queries: Images, method: Method) -> Scored | UsageError | None:
@@ -34,7 +80,7 @@ class Scorer:
         return self.known.get((queries.fingerprint, method.name))
 
     def prepare(self, queries: Images, method: Method, folder: Path | None = None) -> None:
-        """Compute the features and scores of these queries, or read them; `folder` replaces the task's folder."""
+        """Compute the features and scores of these queries, or read them; `folder` keeps what is made of them apart."""
         if self.scored(queries, method) is None:
             try:
                 self.known[queries.fingerprint, method.name] = self._score(queries, method, folder)
@@ -47,30 +93,41 @@ class Scorer:
             del self.known[key]
 
     def _score(self, queries: Images, method: Method, folder: Path | None) -> Scored:
-        task = self.task.with_queries(queries, folder)
-        source_of(method).check(task)
+        opened = self.opened.with_queries(ImageSource(queries), folder)
+        check(opened, method)
         if method.kernel is None:
-            (values,) = scores_for(task, method, [Damping()])
-            refuse_not_finite(values, method.name, queries.ids, task.train.ids, "cannot score")
+            (values,), _, _ = score(opened, method, [Damping()])
+            refuse_not_finite(values, method.name, queries.ids, opened.images("train").ids, "cannot score")
             return FixedScores(values)
-        scored = DampedScores.of(task, method, self.kernels.get(method.name, ()))
+        scored = DampedScores(method, list(inputs_of(opened, method)))
         for kernel in scored.kernels:
-            for rule in _rules(scored.kernels[0]):
+            for rule in self._rules(method):
                 kernel.absolute(Damping.parse(rule))  # computes λ now and keeps it, so that threads only read it
         self.kernels[method.name] = scored.kernels
         return scored
+
+    def _rules(self, method: Method) -> list[str]:
+        """Return the rules for λ that a method can use: "auto" if the features that it compares are there."""
+        compares = rule_of(method) == "agreement" and self.opened.question.settings.damping != "auto"
+        return ["spectrum"] if compares else ["auto", "spectrum"]
 
     def self_influence(self, method: Method, damping: Damping, train: slice = EVERY) -> Array:
         """Return the self-influence τ(x^n)_n of all training images, or of some, [N]."""
         if not method.self_influence:
             raise UsageError(f"{method.name} has no self-influence: trak and d-trak have one")
-        return self_influence(method, self.kernels[method.name], damping, train)
+        kernels = self.kernels[method.name]
+        of_each = [one.kernel.squares(one.absolute(damping), 1, train) for one in kernels]
+        return squared(method, np.mean(of_each, axis=0))
 
     def scale(self, method: Method, damping: Damping) -> "Scale":
         """Describe a damping for the kernel of the method's first model."""
         first = self.kernels[method.name][0]
-        rules = {rule: first.relative(Damping.parse(rule)) for rule in _rules(first)}
-        return Scale(UsedDamping.of(first.kernel, damping, first.absolute(damping)), rules)
+        used = {rule: _used(first, Damping.parse(rule)) for rule in self._rules(method)}
+        return Scale(_used(first, damping), {rule: one.relative for rule, one in used.items()})
+
+
+def _used(fitted: Fitted, damping: Damping) -> UsedDamping:
+    return UsedDamping.of(fitted.kernel, damping, fitted.absolute(damping))
 
 
 @dataclass(frozen=True)
@@ -79,8 +136,3 @@ class Scale:
 
     used: UsedDamping
     rules: dict[str, float]  # the λ of each rule, ÷ the mean eigenvalue
-
-
-def _rules(first: TrainingKernel) -> list[str]:
-    """Return the rules for λ that this kernel can use: `auto` is one of them if the features for it are there."""
-    return ["auto", "spectrum"] if first.has_automatic else ["spectrum"]

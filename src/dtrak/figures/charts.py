@@ -26,8 +26,8 @@ from dtrak.figures.style import (
 
 if TYPE_CHECKING:
     from dtrak.attribution.credit import Credit
-    from dtrak.report.comparisons import MethodLDS
     from dtrak.report.curves import Curve
+    from dtrak.report.measured import MethodLDS
 
 ROW = 0.3  # inches, the height of the row of a method or a group
 
@@ -40,7 +40,7 @@ def lds_bars(
     What perfect scores would reach is marked if it is known, or else the noise ceiling.
 
     >>> from dtrak import figures
-    >>> from dtrak.report.comparisons import MethodLDS
+    >>> from dtrak.report.measured import MethodLDS
     >>> found = {"step-trak": MethodLDS(55.5, 0.9, 53.7, 57.2, None, [])}
     >>> figures.lds_bars(found, perfect=79).save("lds.pdf")
     """

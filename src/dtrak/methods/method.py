@@ -94,3 +94,30 @@ class Method:
 def kernel_scores(vectors: KernelInput, damping: float) -> Values:
     """τ(x)_n = Σ_c φ_c(x)ᵀ (G + λI)⁻¹ φ_c(n)."""
     return vectors.kernel.scores(vectors.coordinates, damping, vectors.train)
+
+
+def described_needs(method: Method) -> tuple[str, str]:
+    """Say in words what a method needs and what it costs, for the list of methods."""
+    match method.needs:
+        case Gradients() as needs:
+            model, times = {
+                "final": ("the model", ""),
+                "checkpoints": ("checkpoints", "4 × "),
+                "retrained": ("models retrained on halves", "S trainings and S × "),
+            }[needs.models]
+            seeds = " and the queries' seeds" * (needs.queries == "trajectories")
+            several = f"{len(needs.objectives)} × " * (len(needs.objectives) > 1)
+            if isinstance(method.kernel, Kronecker):
+                return model + seeds, "3 × K gradients per image, kept whole"
+            more = ", K predictions per training image" * (isinstance(method.kernel, Ridge) and method.kernel.residuals)
+            return model + seeds, f"{times}{several}K gradients per image{more}"
+        case Pixels():
+            return "only the images", "next to nothing"
+        case NoisedPixels():
+            return "only the images", "K comparisons of all patches of two images"
+        case Embeddings():
+            return "an image encoder", "a pass of the encoder per image"
+        case Outcomes():
+            return "losses under models retrained on halves", "S trainings"
+        case _:
+            return "nothing", "nothing"

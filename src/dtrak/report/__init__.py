@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from dtrak import wording
+from dtrak.attribution.depends import what_changed
 from dtrak.attribution.scores import Scores, load_scores
 from dtrak.attribution.self_influence import self_influences
 from dtrak.errors import DtrakError, UsageError
@@ -18,15 +19,14 @@ from dtrak.figures.html_pictures import SMALL, ShownPicture, embedded
 from dtrak.figures.style import plain_value
 from dtrak.files import write_text
 from dtrak.images.images import Images
-from dtrak.report.comparisons import nearest, read_comparisons
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.credit import charts
 from dtrak.report.curves import damping_curve, setting_curves
+from dtrak.report.measured import read_measurements, trust, trust_words
 from dtrak.report.overview import facts
 from dtrak.report.plots import plot
 from dtrak.report.proponents import query_section
-from dtrak.report.trust import trust, trust_words
-from dtrak.runs.run import Run
+from dtrak.runs.run import SCORES, Run
 
 TRAIN_SIDE = 128  # larger training images are embedded at this size
 
@@ -35,30 +35,28 @@ __all__ = ["write_report"]
 
 def write_report(run: Run) -> Path:
     """Write report.html into the run's folder, from its images, scores and evaluations; return its path."""
-    attribution, path = run.folder / "attribution.json", run.folder / "scores.npz"
-    if not path.exists() or not attribution.exists():
+    path = run.folder / SCORES
+    if not path.exists():
         raise UsageError(f"{run.folder} has no scores yet: `dtrak attribute {run.folder}` makes them")
-    settings = run.read_attribution()
-    if settings is None:
-        raise UsageError(
-            f"{attribution} does not say how the scores were made: `dtrak attribute {run.folder}` makes both again"
-        )
     scores = _scores(run, path)
     one = next(iter(scores.values()))  # all methods have scores of the same images
-    pictures = run.query_images(run.located(settings["queries"]))
-    train = run.train_images
+    if one.question is None:
+        raise UsageError(f"{path} does not say what was asked: `dtrak attribute {run.folder}` makes it again")
+    asked = one.question
+    pictures, train = run.query_images(run.asked_about(asked)), run.train_images
+    for name, images in (("train", train), ("queries", pictures)):
+        changed = what_changed({name: asked["facts"][name]}, {name: images.facts})
+        if changed is not None:
+            said = f"{changed} since its scores were made: run `dtrak attribute {run.folder}` again"
+            raise UsageError(f"{run.folder}: {said}")
     if one.held is None:
         train = train.select(train.positions(one.train_ids, str(path)))
-    if settings.get("fingerprints", [])[1:3] not in ([], [run.train_images.fingerprint, pictures.fingerprint]):
-        raise UsageError(
-            f"{run.folder}: its scores are of other images than it has now: run `dtrak attribute {run.folder}` again"
-        )
 
     shown_queries = query_section(scores, pictures.select(pictures.positions(one.query_ids, str(path))))
     self_influence = self_influences(scores)
     counterfactuals = read_counterfactuals(run.folder)
-    measured = nearest(read_comparisons(run.folder), settings)
-    found_trust = trust(measured, settings)
+    measured = read_measurements(run)
+    found_trust = trust(measured, asked["facts"])
     over_damping = damping_curve(measured)
     curves = [*([over_damping] if over_damping else []), *setting_curves(measured)]
     positions = shown_queries.train_positions.union(*(of_method.train_positions for of_method in self_influence))
@@ -71,8 +69,8 @@ def write_report(run: Run) -> Path:
         .get_template("page.html.j2")
         .render(
             name=run.folder.resolve().name,
-            summary=run.recipe.summary,
-            facts=facts(run, settings, one),
+            summary=run.summary,
+            facts=facts(run, asked, one),
             trust=found_trust,
             trust_words={method: trust_words(run, found_trust, method) for method in scores},
             methods=list(scores),
@@ -104,6 +102,9 @@ def _prompts(run: Run, pictures: Images) -> list[str]:
     """Return the prompt that each picture was scored with; none if the run's model takes no prompts."""
     from dtrak.models.prompts import prompts_of
 
+    if run.is_elsewhere:
+        reads = (run.asked or {})["facts"]["model"]["reads"]
+        return prompts_of(pictures, run.model_source.prompt) if reads else []
     return prompts_of(pictures, getattr(run.recipe.model, "prompt", None)) if run.recipe.is_conditional else []
 
 

@@ -16,7 +16,7 @@ from dtrak.errors import UsageError
 from dtrak.figures.style import AGAINST, FAINT, FOR, INK, PALE, STYLE, PaperFigure
 from dtrak.images.images import Images
 from dtrak.report.credit import CREDIT_COLUMNS
-from dtrak.report.trust import trust_of, trust_words
+from dtrak.report.measured import trust_of, trust_words
 from dtrak.runs.run import Run
 from dtrak.wording import number
 
@@ -44,8 +44,8 @@ class CardContent:
 
 def card_of_run(run: Run, picture: str, method: str | None = None) -> PaperFigure:
     """Draw the card of one of the pictures that were attributed last in a run."""
-    made_by = run.read_attribution()
-    scores = run.scores(method or (None if made_by is None else made_by["method"][0]))
+    asked = run.asked
+    scores = run.scores(method or (None if asked is None else next(iter(asked["facts"]["methods"]))))
     assert scores.queries is not None
     assert scores.train is not None
     places = np.flatnonzero(scores.query_ids.astype(str) == picture)
@@ -54,7 +54,7 @@ def card_of_run(run: Run, picture: str, method: str | None = None) -> PaperFigur
         raise UsageError(f"{run.folder} has no scores of the picture {picture!r}: there are {first} to {last}")
     pixels = scores.queries.pixels([int(places[0])])[0]
     words = trust_words(run, trust_of(run), scores.method)
-    name, summary = run.folder.resolve().name, run.recipe.summary
+    name, summary = run.folder.resolve().name, run.summary
     one = scores.one(int(places[0]))
     return card(CardContent(name, summary, pixels, one, scores.train, words))
 
@@ -69,7 +69,8 @@ def card(content: CardContent) -> PaperFigure:
         figure.text(0.05, 0.875, f"{content.run} · {scores.query_ids[0]} · {content.summary}"[:LINE], color=FAINT)
         _show(figure.add_axes((0.05, 0.42, 0.27, 0.40)), content.picture)
         _row(figure, content, "Strongest proponents: training on them lowered the picture’s loss", top, 0.667, 0.093)
-        _row(figure, content, "Strongest opponents: training on them raised it", bottom, 0.437, 0.062)
+        opponents = [one for one in bottom if one.score < 0]
+        _row(figure, content, "Strongest opponents: training on them raised it", opponents, 0.437, 0.062)
         column = next((one for one in CREDIT_COLUMNS if one in scores.columns), None)
         if column is not None:
             _credit(figure, content, column)

@@ -1,20 +1,21 @@
 """What a run holds, what was measured about it, and which command would be next: for `dtrak info RUN`."""
 
 from dtrak.report.counterfactuals import read_counterfactuals
-from dtrak.report.trust import trust_of, trust_words
+from dtrak.report.measured import trust_of, trust_words
 from dtrak.runs.run import Run
 
 
 def described(run: Run) -> dict[str, str]:
     """Return facts about the run, each with its name; the last one is what to do next."""
-    made_by = run.read_attribution()
-    found = {"what it is": run.recipe.summary} | {name.lower(): text for name, text in run.contents().items()}
-    if made_by is not None:
-        scores = run.scores(made_by["method"][0])
+    asked = run.asked
+    found = {"what it is": run.summary} | {name.lower(): text for name, text in run.contents().items()}
+    if asked is not None:
+        methods = list(asked["facts"]["methods"])
+        scores = run.scores(methods[0])
         if scores.damping is not None:
             found["damping"] = str(scores.damping)
         measured = trust_of(run)
-        for method in made_by["method"]:
+        for method in methods:
             found[f"trust in {method}"] = trust_words(run, measured, method)
     counterfactuals = read_counterfactuals(run.folder)
     if counterfactuals:
@@ -31,7 +32,7 @@ def next_command(run: Run) -> str:
     steps = [
         (run.is_trained, f"dtrak train {folder}/recipe.yaml --out {folder}"),
         (any((folder / "generated").glob("*.png")), f"dtrak generate {folder}"),
-        (run.read_attribution() is not None, f"dtrak attribute {folder}"),
+        (run.asked is not None, f"dtrak attribute {folder}"),
         ((folder / "report.html").exists(), f"dtrak report {folder}"),
         (trust_of(run) is not None, f"dtrak evaluate lds {folder}"),
     ]

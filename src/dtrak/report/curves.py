@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrak.methods import METHODS, Gradients
-from dtrak.report.comparisons import Measurement
+from dtrak.report.measured import Measurement
 
 # The settings that a curve can be over, with the curve's title and the label of its axis.
 CURVE_SETTINGS = {

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError, check_known
 from dtrak.figures import PaperFigure, lds_bars, lds_curve
-from dtrak.report.comparisons import Measurement, nearest, read_comparisons
 from dtrak.report.credit import CREDIT_COLUMNS
 from dtrak.report.curves import damping_curve, setting_curves
+from dtrak.report.measured import Measurement, read_measurements
 from dtrak.runs.run import Run
 
 KINDS = ("proponents", "credit", "self-influence", "lds", "curve")
@@ -42,12 +42,12 @@ def credit_column(scores: Scores) -> str:
 
 
 def _first_method(run: Run) -> str | None:
-    made_by = run.read_attribution()
-    return None if made_by is None else str(made_by["method"][0])
+    asked = run.asked
+    return None if asked is None else next(iter(asked["facts"]["methods"]))
 
 
 def _measured(run: Run) -> list[Measurement]:
-    found = nearest(read_comparisons(run.folder), run.read_attribution() or {})
+    found = read_measurements(run)
     if not found:
         raise UsageError(f"{run.folder} has no LDS yet: `dtrak evaluate lds {run.folder}` measures it")
     return found

@@ -1,20 +1,20 @@
 """A run's folder. It holds all results, and the recipe from which they can be made again.
 
 - recipe.yaml: the recipe; run.json: versions of packages; subset.txt: ids, if not all images were used
-- model.json: the place of a model that was trained elsewhere
+- question.json: of a model that was trained elsewhere, in place of a recipe: what was asked about it
 - model/: the trained model in the layout of diffusers; checkpoints/: the model at evenly spaced steps of training
 - generated/: pictures by seed; latents/: encoded images and prompts; features/: the stores of features
 - training.json: how long a step of training took
-- scores.npz: the last scores; attribution.json: their settings; report.html
+- scores.npz: the last scores, with the question that they answer; report.html
 - benchmark/, lds/, counterfactual/: evaluations; trainings/: what retrained models gave; retrained/: models that
   methods learn from
 
 `dtrak run RUN/recipe.yaml --out OTHER` makes the same run again.
 """
 
-import json
 import os
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,24 +22,26 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from dtrak.checks import first_difference
 from dtrak.errors import UsageError, check_type
 from dtrak.files import TEMPORARY, clear_leftovers, write_json, write_text
-from dtrak.images.images import Images, load_images, read_ids
+from dtrak.images.images import Images, ImageSource, read_ids
 from dtrak.images.selection import Selection
 from dtrak.runs.recipes import Recipe, dump_recipe, load_recipe
+from dtrak.runs.recipes.schema import Generation
 
 if TYPE_CHECKING:
+    from dtrak.attribution.question import Question
     from dtrak.attribution.scores import Scores
     from dtrak.models import DiffusionModel
+    from dtrak.models.model_source import ModelSource
 
 # dtrak.models is imported where it is needed: it takes seconds, and a mistyped name should be reported before.
 
 PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
-ELSEWHERE = "model.json"  # names the model of a run that was trained elsewhere
+QUESTION = "question.json"  # of a run whose model was trained elsewhere
+SCORES = "scores.npz"
 STATE = "training.safetensors"  # the state of an unfinished training
 TIMES = "training.json"
 BENCHMARK = "benchmark"  # the folder of retrained models in a run's folder
@@ -52,28 +54,9 @@ FOLDERS = (
 )
 
 
-class AttributionFile(BaseModel):
-    """The fields that attribution.json must have."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    queries: str
-    method: list[str] = Field(min_length=1)
-    objective: str | None
-    timesteps: int | str
-    draws: int = Field(1, ge=1)
-    projection: str | None
-    projection_dim: int
-    parameters: str | None = None
-    damping: float | str
-    seed: int
-    seconds: float
-    fingerprints: list[str] = []
-
-
 @dataclass(frozen=True)
 class Run:
-    """A run's folder and its recipe.
+    """A run's folder, and its recipe; a model that was trained elsewhere has a question instead.
 
     >>> import dtrak
     >>> run = dtrak.open_run("runs/digits")
@@ -82,27 +65,85 @@ class Run:
     """
 
     folder: Path
-    recipe: Recipe
+    given_recipe: Recipe | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe; one that nobody knows is refused."""
+        if self.given_recipe is None:
+            raise UsageError(
+                f"the model of {self.folder} was trained elsewhere, and nobody knows how: complete the recipe that "
+                f"`dtrak recipes --from {self.model_source.name}` prints, or write a benchmark with your own training "
+                "loop"
+            )
+        return self.given_recipe
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Tell whether the model was trained elsewhere."""
+        return self.given_recipe is None
+
+    @cached_property
+    def question(self) -> "Question":
+        """What was asked about a model that was trained elsewhere."""
+        from dtrak.attribution.question import Question
+
+        return Question.load(self.folder / QUESTION)[0]
+
+    @property
+    def summary(self) -> str:
+        return f"{self.model_source.name}, trained elsewhere" if self.is_elsewhere else self.recipe.summary
+
+    @property
+    def generation(self) -> Generation:
+        """How pictures are drawn."""
+        return Generation() if self.is_elsewhere else self.recipe.generation
+
+    @property
+    def model_source(self) -> "ModelSource":
+        from dtrak.models.model_source import ModelSource
+
+        return self.question.model if self.is_elsewhere else ModelSource(str(self.folder / "model"))
+
+    @property
+    def train_source(self) -> ImageSource:
+        if self.is_elsewhere:
+            return self.question.train
+        data = self.recipe.data
+        return ImageSource(data.train, data.select, data.subset, data.crop, data.size, data.channels)
+
+    @property
+    def usual_method(self) -> str | None:
+        """The methods of its recipe, or those that were asked for last."""
+        if self.is_elsewhere:
+            return ",".join(one.name for one in self.question.methods)
+        return self.recipe.attribution.method
+
+    @property
+    def features(self) -> Path:
+        """The folder of features and of all that is made of them."""
+        return self.folder / "features"
 
     def __repr__(self) -> str:
-        return "\n".join([f"Run {self.folder}: {self.recipe.summary}", *self._lines()])
+        return "\n".join([f"Run {self.folder}: {self.summary}", *self._lines()])
 
     def _repr_html_(self) -> str:
         from dtrak.figures.html_pictures import facts
 
-        return facts(f"Run {self.folder}: {self.recipe.summary}", self.contents())
+        return facts(f"Run {self.folder}: {self.summary}", self.contents())
 
     def _lines(self) -> list[str]:
         return [f"{name.lower()}: {text}" for name, text in self.contents().items()]
 
     def contents(self) -> dict[str, str]:
         """Describe what the run holds: its training images, model, pictures and scores."""
-        made_by, pictures = self.read_attribution(), len(list((self.folder / "generated").glob("*.png")))
+        asked, pictures = self.asked, len(list((self.folder / "generated").glob("*.png")))
+        methods = "" if asked is None else ", ".join(asked["facts"]["methods"])
         return {
-            "Training images": f"{len(self.train_images):,} from {self.recipe.data.train}",
+            "Training images": f"{len(self.train_images):,} from {self.train_source.source}",
             "Model": "trained" if self.is_trained else "not trained yet",
             "Pictures": f"{pictures:,} generated" if pictures else "none generated yet",
-            "Scores": "none yet" if made_by is None else f"of {', '.join(made_by['method'])} for {made_by['queries']}",
+            "Scores": "none yet" if asked is None else f"of {methods} for {self.portable(self.asked_about(asked))}",
         }
 
     def scores(self, method: str | None = None) -> "Scores":
@@ -114,14 +155,14 @@ class Run:
         """
         from dtrak.attribution.scores import Scores
 
-        made_by = self.read_attribution()
-        if made_by is None:
+        asked = self.asked
+        if asked is None:
             raise UsageError(f"{self.folder} has no scores yet: `dtrak attribute {self.folder}` makes them")
         found = Scores.load(self.folder / "scores.npz", method)
         train = self.train_images
         if found.held is None:
             train = train.select(train.positions(found.train_ids, "the scores"))
-        pictures = self.query_images(self.located(made_by["queries"]))
+        pictures = self.query_images(self.asked_about(asked))
         queries = pictures.select(pictures.positions(found.query_ids, "the scores"))
         return replace(found, train=train, queries=queries)
 
@@ -142,7 +183,7 @@ class Run:
             if text not in (path.read_text(encoding="utf-8"), dump_recipe(load_recipe(str(path)))):
                 write_text(path, text)
             return cls.open(folder)
-        run._check_free(ids)
+        run.check_free(ids)
         if check:
             run.check_recipe()
         if check and not recipe.family.makes_new_weights:
@@ -157,11 +198,12 @@ class Run:
     def open(cls, folder: str | Path) -> "Run":
         """Open the run in a folder, and remove what killed processes have left there."""
         path = Path(folder) / "recipe.yaml"
-        if not os.path.isfile(path):
+        is_elsewhere = os.path.isfile(Path(folder) / QUESTION)
+        if not is_elsewhere and not os.path.isfile(path):
             raise UsageError(
                 f"{folder} is not a run: it has no recipe.yaml (`dtrak train RECIPE --out {folder}` makes one)"
             )
-        opened = cls(Path(folder), load_recipe(str(path)))
+        opened = cls(Path(folder), None if is_elsewhere else load_recipe(str(path)))
         clear_leftovers(opened.folder)
         for name in (*FOLDERS, "generated-unfinished"):
             clear_leftovers(opened.folder / name, below=True)
@@ -170,52 +212,53 @@ class Run:
                 state.unlink()
         return opened
 
-    def read_attribution(self) -> dict[str, Any] | None:
-        """Read attribution.json, the settings of the last scores; None if the file is missing or not valid."""
-        from dtrak.gradients.copies import select_timesteps
-        from dtrak.kernels.damping import Damping
+    @property
+    def asked(self) -> dict[str, Any] | None:
+        """Return the question of the last scores, as data; None if there are no scores or they do not say."""
+        from dtrak.attribution.score_files import read_question
 
-        path = self.folder / "attribution.json"
-        try:
-            if not path.is_file():
-                return None
-            kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            found = AttributionFile.model_validate(kept)
-            select_timesteps(found.timesteps, self.recipe.timesteps)
-            Damping.parse(found.damping)
-        except (OSError, ValueError, RecursionError, UsageError):
-            return None
-        return kept
+        return read_question(self.folder / SCORES)
+
+    def asked_about(self, asked: Mapping[str, Any]) -> str:
+        """Return the source of the pictures of a question, as `load_images` takes it."""
+        return self.located(str(asked["given"]["queries"]["source"]))
 
     @cached_property
     def train_images(self) -> Images:
         """The images that the model is trained on: the recipe's images, or a subset of them."""
-        data = self.recipe.data
-        images = load_images(data.train, crop=data.crop, size=data.size, channels=data.channels, select=data.select)
-        if data.subset is None:
-            return images
-        return images.select(images.positions(read_ids(data.subset), data.subset))
+        return self.train_source.open()
 
     @cached_property
     def validation_images(self) -> Images | None:
         """Images that the model was not trained on; None if the recipe names none."""
-        data = self.recipe.data
-        return None if data.validation is None else self.query_images(data.validation, data.select_validation)
+        source = self.validation_source
+        return None if source is None else source.open()
+
+    @property
+    def validation_source(self) -> ImageSource | None:
+        data = None if self.is_elsewhere else self.recipe.data
+        if data is None or data.validation is None:
+            return None
+        return self.query_source(data.validation, data.select_validation)
 
     def query_images(self, source: str, select: Selection | None = None) -> Images:
-        """Load images in the shape of the training images.
+        """Load images in the shape of the training images."""
+        return self.query_source(source, select).open()
+
+    def query_source(self, source: str, select: Selection | None = None) -> ImageSource:
+        """Return the source of images in the shape of the training images.
 
         Images that have that shape, such as generated ones, are not changed; others are cropped and resized.
         """
-        data, (channels, height, width) = self.recipe.data, self.train_images.shape
+        train, (channels, height, width) = self.train_source, self.train_images.shape
+        plain = ImageSource(source, select, channels=channels)
         try:
-            plain = load_images(source, channels=channels, select=select)
+            if plain.open().shape == self.train_images.shape:
+                return plain
         except UsageError:  # they may differ in size; other errors are raised again below
-            plain = None
-        if plain is not None and plain.shape == self.train_images.shape:
-            return plain
-        size = height if height == width else data.size
-        return load_images(source, crop=data.crop, size=size, channels=channels, select=select)
+            pass
+        size = height if height == width else train.size
+        return ImageSource(source, select, crop=train.crop, size=size, channels=channels)
 
     def portable(self, source: str) -> str:
         """Return a source as a name that is valid in any working folder: relative to the run, or absolute."""
@@ -237,33 +280,17 @@ class Run:
             map(holds_model, (self.folder / "checkpoints").glob("step-*"))
         )
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Tell whether the model was trained elsewhere."""
-        return (self.folder / ELSEWHERE).is_file()
-
     def model(self) -> "DiffusionModel":
         """Load the trained model."""
-        if self.is_elsewhere:
-            return self._model_elsewhere()
+        self.check_trained()
+        return self.model_source.open(self.train_images.shape)
+
+    def check_trained(self) -> None:
+        """Refuse a run without a model."""
         folder = self.folder / "model"
-        if not holds_model(folder):
+        if not self.is_elsewhere and not holds_model(folder):
             problem = f"{folder} is empty or damaged" if folder.exists() else f"{self.folder} has no model yet"
             raise UsageError(f"{problem}: `dtrak train {self.folder}/recipe.yaml --out {self.folder}` makes it")
-        from dtrak.models import load_model
-
-        return load_model(str(folder)).fitted_to(self.train_images.shape)
-
-    def _model_elsewhere(self) -> "DiffusionModel":
-        from dtrak.models import load_model
-
-        path = self.folder / ELSEWHERE
-        try:
-            place = json.loads(path.read_text(encoding="utf-8"))
-            source, lora, prompt, precision = (place[name] for name in ("model", "lora", "prompt", "precision"))
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} does not name a model: {error}") from error
-        return load_model(source, lora, prompt, precision).fitted_to(self.train_images.shape)
 
     def checkpoint(self, name: str) -> Path:
         """Return the folder of a checkpoint, by its name in checkpoints/, by its number of steps, or by its path."""
@@ -277,11 +304,6 @@ class Run:
     def check_model_is_the_recipes(self, model: "DiffusionModel") -> None:
         """Refuse a run whose `model` differs from the one that its recipe makes, as retraining would make another."""
         recipe = self.recipe
-        if self.is_elsewhere:
-            raise UsageError(
-                f"the model of {self.folder} was trained elsewhere, and nobody knows how: complete the recipe that "
-                f"`dtrak recipes --from {model.source}` prints, or write a benchmark with your own training loop"
-            )
         difference = recipe.family.difference(model, recipe.model, self.train_images.shape, recipe.name)
         if difference is not None:
             name, found, wanted = difference
@@ -305,7 +327,7 @@ class Run:
         """Check that the images can be read and the model can be built; no weights are made, and nothing is written."""
         self.recipe.family.check_buildable(self.recipe.model, self.train_images, self.recipe.name)
 
-    def _check_free(self, ids: str | None) -> None:
+    def check_free(self, ids: str | None) -> None:
         """Refuse a folder that is not a run but holds files with the names of a run's files."""
         if not os.path.isdir(self.folder):
             return
@@ -328,7 +350,7 @@ class Run:
         if os.path.exists(self.folder / "recipe.yaml"):
             self._check_same(ids)
         else:
-            self._check_free(ids)
+            self.check_free(ids)
 
     def _check_same(self, ids: str | None) -> None:
         """Refuse a run whose model is trained in another way, or on another subset."""

@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
 from pydantic_core import PydanticCustomError
 
+from dtrak.attribution.settings import Settings
 from dtrak.checks import MOST, Fraction, OpenFraction, Positive, Section, Seed, shortened
 from dtrak.contracts import Family
 from dtrak.errors import UsageError
 from dtrak.images.selection import Selection
-from dtrak.inputs.settings import Settings
 from dtrak.models.families import FAMILIES
 
 LONGEST_NAME = 100  # bytes
@@ -74,7 +74,7 @@ class Generation(Section):
     prompts: Annotated[tuple[str, ...], Field(min_length=1)] | None = None  # in turn; else those of the training images
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Attribution(Settings):
     """How generated pictures are attributed: every setting of `dtrak.attribute`, and the method."""
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dtrak.inputs.gradients import evenly_spaced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dtrak
 import tiny
 from dtrak.errors import UsageError
-from dtrak.inputs.gradients import evenly_spaced
 from dtrak.methods import METHODS
 from dtrak.models import save_model
 from dtrak.models.sampling import sample, to_pixels

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 import dtrak
+from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.errors import DtrakError, UsageError
-from dtrak.inputs.benchmark import Benchmark
 from tiny_benchmark import GENERATED, SEEDS, SUBSETS, TRAIN, VALIDATION, write_benchmark
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import get_type_hints
 
 import dtrak
+from dtrak.attribution.settings import Settings
 from dtrak.cli.commands import app
 from dtrak.cli.scoring import OPTIONS
-from dtrak.inputs.settings import Settings
 from dtrak.runs.recipes import Attribution, load_recipe
 
 RUN_TIME = {"top", "cache", "device", "engine"}  # of the call alone: where the work is done, and what it keeps

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from commands import dtrak
+from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.features.store import FeatureStore
-from dtrak.inputs.benchmark import Benchmark
 from dtrak.runs.recipes import Evaluation
 from tiny_benchmark import SEEDS, SUBSETS, VALIDATION, write_benchmark
 
