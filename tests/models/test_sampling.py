@@ -42,12 +42,16 @@ def test_a_seed_gives_the_same_picture_alone_or_in_a_batch(model: DiffusionModel
     assert not torch.allclose(together[0], together[1], atol=0.1)
 
 
+@torch.no_grad()
 def test_the_trajectory_goes_from_noise_to_the_picture(model: DiffusionModel) -> None:
     samples = sample(model, [4, 9], steps=10, trajectory=True)
-    assert samples.trajectory is not None
-    assert samples.trajectory.shape == (11, 2, 1, 8, 8)
-    assert torch.equal(samples.trajectory[0, 1], gaussian((1, 8, 8), 9, "x_T"))
-    assert torch.equal(samples.trajectory[-1].clamp(-1, 1), samples.pictures)
+    assert samples.estimates is not None
+    assert samples.estimates.shape == (10, 2, 1, 8, 8)
+    noise, t = gaussian((1, 1, 8, 8), 9, "x_T"), torch.tensor([900])
+    signal, sigma = model.process.signal_and_noise(t)
+    first = ((noise - sigma * model.predict(noise, t)) / signal).clamp(-1, 1)
+    torch.testing.assert_close(samples.estimates[0, 1], first[0], rtol=0, atol=1e-5)
+    assert torch.equal(samples.estimates[-1].clamp(-1, 1), samples.pictures)
     assert samples.timesteps.tolist() == list(range(900, -1, -100))
     assert torch.equal(sample(model, [4, 9], steps=10).pictures, samples.pictures)
 

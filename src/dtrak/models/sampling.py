@@ -24,11 +24,11 @@ class Samples:
     """Pictures, and how they were drawn."""
 
     pictures: Tensor  # [B, C, H, W] in [−1, 1]
-    trajectory: Tensor | None  # x_t before each step, then x_0: [steps + 1, B, C, H, W], latents of latent models
-    estimates: Tensor | None  # x̂_0, the image that each step estimates from x_t: [steps, B, C, H, W]
+    estimates: Tensor | None  # x̂_0, the image that each step estimates from x_t: [steps, B, C, H, W]; or latents
     timesteps: Tensor  # t of each step [steps], falling
 
 
+@torch.no_grad()
 def sample(
     model: DiffusionModel,
     seeds: Sequence[int],
@@ -37,61 +37,40 @@ def sample(
     prompts: Sequence[str] | None = None,
     guidance: float | None = None,
 ) -> Samples:
-    """Draw a picture for each seed and its prompt or class; with `trajectory`, keep every x_t and x̂_0 as well.
+    """Draw a picture for each seed and its prompt or class; with `trajectory`, keep the estimate x̂_0 of each step.
 
     Guidance g makes pictures follow the prompt c more closely: ε_θ(x) + g (ε_θ(x, c) − ε_θ(x)). A network that was
     distilled from guided ones takes g itself, as its condition `guidance`.
     """
     if prompts is None and model.conditions is not None and model.prompts is None:
         raise UsageError(f"{model.source} draws pictures of a class: give the class of each as its prompt")
-    texts = prompts or [""] * len(seeds)
-    batches = [slice(start, start + BATCH) for start in range(0, len(seeds), BATCH)]
-    parts = [_batch(model, seeds[rows], steps, trajectory, texts[rows], guidance) for rows in batches]
-    paths = [part.trajectory for part in parts if part.trajectory is not None]
-    estimates = [part.estimates for part in parts if part.estimates is not None]
-    return Samples(
-        torch.cat([part.pictures for part in parts]),
-        torch.cat(paths, dim=1) if paths else None,
-        torch.cat(estimates, dim=1) if estimates else None,
-        model.solver(steps).timesteps,
-    )
-
-
-@torch.no_grad()
-def _batch(
-    model: DiffusionModel,
-    seeds: Sequence[int],
-    steps: int,
-    trajectory: bool,
-    prompts: Sequence[str],
-    guidance: float | None,
-) -> Samples:
     model.network.eval()
-    solver = model.solver(steps)
-    start = torch.stack([gaussian(model.shape, seed, "x_T") for seed in seeds]).to(model.device)
-    x = float(solver.init_noise_sigma) * start
-    condition, unconditional = _conditions(model, prompts, guidance)
-    path, estimates = [x], []
-    for t in steps_of("draw", list(solver.timesteps), "steps"):
-        timesteps = t.to(model.device).expand(len(x))
-        prediction = model.predict(x, timesteps, condition).float()
-        if unconditional is not None and guidance is not None:
-            without = model.predict(x, timesteps, unconditional).float()
-            prediction = without + guidance * (prediction - without)
-        step = solver.step(prediction, t, x)
-        x = step.prev_sample
-        if not x.isfinite().all():
-            bad = seeds[int((~x.isfinite()).flatten(1).any(1).nonzero()[0])]
-            raise DtrakError(f"the model's output is not finite for the picture with seed {bad} at timestep {int(t)}")
-        if trajectory:
-            path.append(x)
-            estimates.append(step.pred_original_sample)
-    return Samples(
-        model.decode(x),
-        torch.stack(path) if trajectory else None,
-        torch.stack(estimates) if trajectory else None,
-        solver.timesteps,
-    )
+    solver, texts = model.solver(steps), prompts or [""] * len(seeds)
+    pictures: list[Tensor] = []
+    estimates: list[Tensor] = []
+    for batch in (slice(start, start + BATCH) for start in range(0, len(seeds), BATCH)):
+        noise = torch.stack([gaussian(model.shape, seed, "x_T") for seed in seeds[batch]])
+        x = float(solver.init_noise_sigma) * noise.to(model.device)
+        condition, unconditional = _conditions(model, texts[batch], guidance)
+        estimated = []
+        for t in steps_of("draw", list(solver.timesteps), "steps"):
+            timesteps = t.to(model.device).expand(len(x))
+            prediction = model.predict(x, timesteps, condition).float()
+            if unconditional is not None and guidance is not None:
+                without = model.predict(x, timesteps, unconditional).float()
+                prediction = without + guidance * (prediction - without)
+            step = solver.step(prediction, t, x)
+            x = step.prev_sample
+            if not x.isfinite().all():
+                bad = seeds[batch][int((~x.isfinite()).flatten(1).any(1).nonzero()[0])]
+                raise DtrakError(
+                    f"the model's output is not finite for the picture with seed {bad} at timestep {int(t)}"
+                )
+            if trajectory:
+                estimated.append(step.pred_original_sample)
+        pictures.append(model.decode(x))
+        estimates += [torch.stack(estimated)] if trajectory else []
+    return Samples(torch.cat(pictures), torch.cat(estimates, dim=1) if trajectory else None, solver.timesteps)
 
 
 def _conditions(
