@@ -3,11 +3,14 @@
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
+import transformers
 from diffusers import (
     DDIMPipeline,
     DDIMScheduler,
@@ -21,7 +24,10 @@ from diffusers import (
 from safetensors.torch import load_file
 
 from commands import dtrak
+from dtrak.errors import UsageError
 from dtrak.models import DiffusionModel, load_model
+from dtrak.models.families import FAMILIES
+from dtrak.models.families.pipeline_family import LoRA, PipelineSettings
 from hub import hub_of
 from pictures_on_disk import noise, refused, save_npz
 
@@ -184,6 +190,122 @@ def test_a_pickled_text_encoder_is_one_line_at_the_command_line(base: Path, tmp_
     assert outcome.code == 2
     assert f"cannot load the model '{folder}'" in outcome.error
     assert not made.exists()
+
+
+# folders of strangers
+
+
+@pytest.fixture
+def bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a file appears if any pipeline or automatic class is opened, as if they ran code of the folder."""
+    path = tmp_path / "exploded"
+
+    def explode(*_: Any, **__: Any) -> None:
+        path.touch()
+
+    for kind in (DDPMPipeline, diffusers.AutoPipelineForText2Image, transformers.AutoModel):
+        monkeypatch.setattr(kind, "from_pretrained", explode)
+    monkeypatch.setattr(diffusers.DiffusionPipeline, "from_pretrained", explode)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ("vae", ["diffusers", "DiffusionPipeline"]),
+        ("text_encoder", ["diffusers", "DDPMPipeline"]),
+        ("text_encoder", ["transformers", "AutoModel"]),
+        ("unet", ["diffusers", "AutoPipelineForText2Image"]),
+        ("unet", ["diffusers", "ConfigMixin"]),
+        ("unet", ["diffusers", "UNet2DModel"]),  # of another family
+        ("unet", ["os", "UNet2DConditionModel2"]),
+        ("more", ["diffusers", "DiffusionPipeline"]),
+        ("more", ["pipeline", "Mine"]),
+    ],
+)
+def test_only_classes_that_the_family_knows_are_opened(
+    base: Path, part: str, kind: list[str], bomb: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    if part == "more":
+        shutil.copytree(folder / "vae", folder / "more")
+    change(folder / "model_index.json", **{part: kind})
+    refused(lambda: load_model(str(folder)), f"{folder}: its {part} is a {kind[1]} of {kind[0]}, which is no part of")
+    settings = PipelineSettings(kind="stable-diffusion", base=str(folder), lora=LoRA(rank=1, alpha=1), prompt="x")
+    family = FAMILIES["stable-diffusion"]
+    refused(lambda: family.lay_out(settings, (3, 16, 16), "tiny"), f"its {part} is a {kind[1]}")
+    assert not bomb.exists()
+
+
+@pytest.mark.parametrize(
+    "kind", ["DiffusionPipeline", "AutoPipelineForText2Image", "ConfigMixin", "logging", "Nothing"]
+)
+def test_only_schedulers_are_opened_as_schedulers(base: Path, kind: str, bomb: Path, tmp_path: Path) -> None:
+    """Whatever they say about their noise."""
+    latent, pixels = Path(shutil.copytree(base, tmp_path / "latent")), tmp_path / "pixels"
+    unet().save_pretrained(pixels / "unet")
+    shutil.copytree(base / "scheduler", pixels / "scheduler")
+    for folder in (latent, pixels):
+        for more in ({"use_flow_sigmas": True}, {"use_flow_sigmas": False, "beta_schedule": "linear"}):
+            change(folder / "scheduler" / "scheduler_config.json", _class_name=kind, **more)
+            if folder == pixels and not more["use_flow_sigmas"]:
+                assert type(load_model(str(folder)).scheduler) is DDPMScheduler  # whose β are all that counts
+            else:
+                refused(lambda folder=folder: load_model(str(folder)), f"is a {kind}, which is no scheduler")  # type: ignore[misc]
+    assert not bomb.exists()
+
+
+def test_no_code_beside_a_tokenizer_is_run(base: Path, tmp_path: Path) -> None:
+    folder, made = Path(shutil.copytree(base, tmp_path / "model")), tmp_path / "made"
+    (folder / "tokenizer" / "mine.py").write_text(f"import os\nos.mkdir({str(made)!r})\nclass Mine: ...\n")
+    change(folder / "tokenizer" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["mine.Mine", None]})
+    for kind in (["transformers", "CLIPTokenizer"], ["transformers", "AutoModel"], ["mine", "Mine"]):
+        change(folder / "model_index.json", tokenizer=kind)
+        with suppress(UsageError):
+            load_model(str(folder))
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "said"),
+    [
+        ("unet/config.json", {"layers_per_block": 10_000}, "layers_per_block is 10000: no network is so deep"),
+        ("unet/config.json", {"layers_per_block": [1, 10**6]}, "layers_per_block is [1, 1000000]: no network"),
+        ("unet/config.json", {"down_block_types": ["DownBlock2D"] * 10_000}, "no network is so deep"),
+        ("vae/config.json", {"layers_per_block": 10_000}, "vae/config.json: layers_per_block is 10000"),
+        ("text_encoder/config.json", {"num_hidden_layers": 10**9}, "text_encoder/config.json: num_hidden_layers"),
+        (
+            "unet/config.json",
+            {"sample_size": [8]},
+            "as one or two whole numbers (it says [8])",
+        ),
+        ("unet/config.json", {"sample_size": "8"}, "as one or two whole numbers (it says '8')"),
+        ("unet/config.json", {"sample_size": [8, "8"]}, "does not give the sample_size"),
+        ("unet/config.json", {"sample_size": 10**9}, "does not give the sample_size"),
+        ("unet/config.json", {"sample_size": {"a": 1}}, "does not give the sample_size"),
+        ("scheduler/scheduler_config.json", {"num_train_timesteps": 10**12}, "has 1000000000000 timesteps"),
+        ("scheduler/scheduler_config.json", {"num_train_timesteps": "x"}, "has 'x' timesteps"),
+    ],
+)
+@pytest.mark.parametrize("latent", [True, False])
+def test_settings_that_no_network_has(
+    base: Path, file: str, changes: dict[str, Any], said: str, latent: bool, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    if not latent:
+        if file.startswith(("vae", "text")):
+            return
+        shutil.rmtree(folder)
+        DDPMPipeline(unet(), DDPMScheduler()).save_pretrained(folder)
+    change(folder / file, **changes)
+    refused(lambda: load_model(str(folder)), said)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, "1" * 5000, "{" + " " * (1 << 25) + "}", ""])
+def test_settings_that_are_no_json(text: str, tmp_path: Path) -> None:
+    DDPMPipeline(unet(), DDPMScheduler()).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "unet" / "config.json").write_text(text)
+    refused(lambda: load_model(str(tmp_path / "model")), "unet/config.json is not a JSON object")
 
 
 # names

@@ -8,6 +8,7 @@ from inspect import isclass
 from pathlib import Path
 from typing import Any
 
+from dtrak.checks import MOST, shortened
 from dtrak.errors import UsageError
 from dtrak.models.noise_process import Diffusion, Flow, NoiseProcess, Preconditioned, ScoreBased
 
@@ -74,6 +75,11 @@ def as_latent(scheduler: Any) -> Any:
 
 def check_schedule(config: Mapping[str, Any], source: str) -> None:
     """Refuse a schedule of an unknown noise process: diffusers' DDPMScheduler would use its own defaults instead."""
+    steps = config.get("num_train_timesteps", 1000)
+    if not isinstance(steps, int) or not 0 < steps <= MOST["num_train_timesteps"]:
+        raise UsageError(
+            f"{source}: its schedule has {shortened(steps)} timesteps: it must be a whole number up to 10^5"
+        )
     kind = config.get("_class_name", "DDPMScheduler")
     has_betas = kind == "DDPMScheduler" or config.get("beta_schedule") or config.get("trained_betas")
     if not _is_other(config) and not has_betas:

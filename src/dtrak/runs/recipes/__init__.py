@@ -47,8 +47,9 @@ def load_recipe(source: str, scale: str | None = None, changes: Mapping[str, Any
             raise UsageError(f"{source} has no scale {scale!r}: {_known_scales(scales)}")
         content = _merged(_merged(content, scales.get(scale or "", {})), changes or {})
         model = content.get("model")
-        if isinstance(model, dict) and model.get("kind") in FAMILIES:
-            FAMILIES[model["kind"]].check_complete(model, f"{source} at scale {scale}" if scale else source)
+        kind = model.get("kind") if isinstance(model, dict) else None
+        if isinstance(kind, str) and kind in FAMILIES:
+            FAMILIES[kind].check_complete(model, f"{source} at scale {scale}" if scale else source)
     try:
         recipe = Recipe.model_validate(content)
     except UsageError as error:
