@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import dtrak
 
 PACKAGE = Path(dtrak.__file__).parent
@@ -94,7 +96,10 @@ def test_files_stay_short() -> None:
     assert not long
 
 
-def test_the_list_of_methods_needs_no_models() -> None:
-    """The import of diffusers takes seconds, and wrong names are refused before it."""
-    code = "import sys, dtrak.methods; sys.exit('diffusers' in sys.modules)"
+@pytest.mark.parametrize(
+    "module", ["dtrak.methods", "dtrak.models", "dtrak.models.families.flux", "dtrak.runs.recipes"]
+)
+def test_what_is_wrong_is_said_before_diffusers_is_imported(module: str) -> None:
+    """Its import takes seconds."""
+    code = f"import sys, {module}; sys.exit(any(name in sys.modules for name in ('diffusers', 'transformers', 'peft')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
