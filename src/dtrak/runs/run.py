@@ -20,23 +20,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dtrak.attribution.question import Question
+from dtrak.attribution.score_files import read_question
+from dtrak.attribution.scores import Scores
 from dtrak.checks import first_difference
 from dtrak.errors import UsageError, check_type
+from dtrak.figures.html_pictures import facts
 from dtrak.files import TEMPORARY, clear_leftovers, write_json, write_text
 from dtrak.images.images import Images, ImageSource, read_ids
 from dtrak.images.selection import Selection
+from dtrak.models import DiffusionModel, new_model
+from dtrak.models.model_source import ModelSource
 from dtrak.runs.recipes import Recipe, dump_recipe, load_recipe
 from dtrak.runs.recipes.schema import Generation
-
-if TYPE_CHECKING:
-    from dtrak.attribution.question import Question
-    from dtrak.attribution.scores import Scores
-    from dtrak.models import DiffusionModel
-    from dtrak.models.model_source import ModelSource
-
-# dtrak.models is imported where it is needed: it takes seconds, and a mistyped name should be reported before.
 
 PACKAGES = ("dtrak", "torch", "diffusers", "datasets", "numpy", "scipy")
 SUBSET = "subset.txt"
@@ -84,10 +82,8 @@ class Run:
         return self.given_recipe is None
 
     @cached_property
-    def question(self) -> "Question":
+    def question(self) -> Question:
         """What was asked about a model that was trained elsewhere."""
-        from dtrak.attribution.question import Question
-
         return Question.load(self.folder / QUESTION)[0]
 
     @property
@@ -100,9 +96,7 @@ class Run:
         return Generation() if self.is_elsewhere else self.recipe.generation
 
     @property
-    def model_source(self) -> "ModelSource":
-        from dtrak.models.model_source import ModelSource
-
+    def model_source(self) -> ModelSource:
         return self.question.model if self.is_elsewhere else ModelSource(str(self.folder / "model"))
 
     @property
@@ -128,8 +122,6 @@ class Run:
         return "\n".join([f"Run {self.folder}: {self.summary}", *self._lines()])
 
     def _repr_html_(self) -> str:
-        from dtrak.figures.html_pictures import facts
-
         return facts(f"Run {self.folder}: {self.summary}", self.contents())
 
     def _lines(self) -> list[str]:
@@ -146,15 +138,13 @@ class Run:
             "Scores": "none yet" if asked is None else f"of {methods} for {self.portable(self.asked_about(asked))}",
         }
 
-    def scores(self, method: str | None = None) -> "Scores":
+    def scores(self, method: str | None = None) -> Scores:
         """Return the scores of the last attribution, with their images; name the method if there are several.
 
         >>> import dtrak
         >>> dtrak.open_run("runs/digits").scores().values.shape
         (60, 1000)
         """
-        from dtrak.attribution.scores import Scores
-
         asked = self.asked
         if asked is None:
             raise UsageError(f"{self.folder} has no scores yet: `dtrak attribute {self.folder}` makes them")
@@ -215,8 +205,6 @@ class Run:
     @property
     def asked(self) -> dict[str, Any] | None:
         """Return the question of the last scores, as data; None if there are no scores or they do not say."""
-        from dtrak.attribution.score_files import read_question
-
         return read_question(self.folder / SCORES)
 
     def asked_about(self, asked: Mapping[str, Any]) -> str:
@@ -280,7 +268,7 @@ class Run:
             map(holds_model, (self.folder / "checkpoints").glob("step-*"))
         )
 
-    def model(self) -> "DiffusionModel":
+    def model(self) -> DiffusionModel:
         """Load the trained model."""
         self.check_trained()
         return self.model_source.open(self.train_images.shape)
@@ -301,7 +289,7 @@ class Run:
         names = ", ".join(sorted(path.name for path in known.glob("step-*"))) or "none"
         raise UsageError(f"checkpoint {name}: no model of this name; {known} holds {names}")
 
-    def check_model_is_the_recipes(self, model: "DiffusionModel") -> None:
+    def check_model_is_the_recipes(self, model: DiffusionModel) -> None:
         """Refuse a run whose `model` differs from the one that its recipe makes, as retraining would make another."""
         recipe = self.recipe
         difference = recipe.family.difference(model, recipe.model, self.train_images.shape, recipe.name)
@@ -312,10 +300,8 @@ class Run:
                 "retraining would make another model: train the recipe in another folder, or correct recipe.yaml"
             )
 
-    def new_model(self) -> "DiffusionModel":
+    def new_model(self) -> DiffusionModel:
         """Make the recipe's model for the training images, with weights drawn from torch's global generator."""
-        from dtrak.models import new_model
-
         return new_model(self.recipe.model, self.train_images.shape, self.recipe.name)
 
     @property
