@@ -42,7 +42,7 @@ from dtrak.tables import Table
 INTERRUPTED = "interrupted; the same command goes on where this one stopped"
 AT_A_TIME, PATIENCE = 2, 300  # commands; seconds that each may take
 IN_IMPORTS, SIGTERMS, SEVERAL = 0.05, 0.25, 0.25  # shares: two of the kills; of the trials, those with 2 to 4 kills
-SECONDS = re.compile(rb'("\w*seconds": )[^,\s]+')
+SECONDS = re.compile(rb'("\w*seconds\w*": )[^,\s]+')
 RECIPE = Path(__file__).with_suffix(".yaml")
 COMMANDS = {
     "train": "train tiny.yaml --out run --subset ids.txt",
@@ -230,7 +230,7 @@ def lasting(path: Path) -> bytes:
 
 def table(names: list[str], found: list[Found]) -> Table:
     """A row for each command, and one for all of them."""
-    heads = ["command", "kills", "SIGKILL", "SIGTERM", "143, one line", "trials", "identical", "different", "leftovers"]
+    heads = ["command", "kills", "SIGKILL", "SIGTERM", "one line", "trials", "identical", "different", "leftovers"]
     rows: list[list[str | int]] = []
     for name in [*names, "all"]:
         trials = [one for one in found if name in (one.name, "all")]
