@@ -102,7 +102,7 @@ def test_a_run_whose_files_are_links_keeps_them(own_run: Path, tmp_path: Path) -
     """Such as one whose large parts lie on another disk."""
     elsewhere = tmp_path / "disk"
     elsewhere.mkdir()
-    names = ("scores.npz", "attribution.json", "report.html", "generated")
+    names = ("scores.npz", "report.html", "generated")
     for name in names:
         (own_run / name).rename(elsewhere / name)
         (own_run / name).symlink_to(elsewhere / name)

@@ -1,6 +1,8 @@
 """What the user has made is neither removed nor written over, whatever its name; what killed processes left is."""
 
+import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -195,15 +197,16 @@ def test_many_processes_write_one_file_and_clear_each_others_leftovers(tmp_path:
 
 
 def test_a_command_that_is_killed_while_it_writes_leaves_nothing_after_the_next(own_run: Path, tmp_path: Path) -> None:
-    """Killed in the midst of writing to a slow disk: a pipe that nobody reads stands for it."""
+    """Killed in the midst of writing to a slow disk: a pipe that holds little, and that nobody reads, stands for it."""
     os.mkfifo(tmp_path / "slow")
+    pipe = os.open(tmp_path / "slow", os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
     asked = ("attribute", own_run, "--method", "random", "--out")
     with dtrak_started(*asked, "slow", cwd=tmp_path) as command:
-        # While the scores are written, the file that says how they were made is empty.
-        while command.runs and (Run.open(own_run).read_attribution() or {}).get("method") != ["random"]:
-            time.sleep(0.02)
+        assert select.select([pipe], [], [], 60)[0]
         command.signal(signal.SIGKILL)
         assert command.outcome().code == -signal.SIGKILL
+    os.close(pipe)
     assert dtrak(*asked, "s.npz", cwd=tmp_path).code == 0
     assert sorted(os.listdir(tmp_path)) == ["run", "s.npz", "slow"]
     assert not list(own_run.rglob(".*.tmp"))
