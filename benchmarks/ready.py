@@ -11,22 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dtrak.runs.attributing import attribute_run, settings_of
-
 from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.evaluation.comparison import compare
 from dtrak.evaluation.run_evaluation import save_comparison
 from dtrak.files import write_json
+from dtrak.methods import METHODS
 from dtrak.runs.drawing import generate
 from dtrak.runs.ready import SHIPPED
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
+from dtrak.runs.run_questions import attribute_run, question_of, renamed, settings_of
 
 BENCHMARK = Path(__file__).parent / "digits"
 CHEAPER = {"timesteps": 4, "projection_dim": 2048}  # so that the explorer has the features in seconds
-METHODS = ["step-trak", "d-trak"]
+MEASURED = [METHODS["step-trak"], METHODS["d-trak"]]
 SECONDS_PER_STEP = 0.045  # of training on two cores, as `dtrak demo` measured it
-KEPT = ("recipe.yaml", "run.json", "training.json", "attribution.json", "scores.npz", "model", "generated", "lds")
+KEPT = ("recipe.yaml", "run.json", "training.json", "scores.npz", "model", "generated", "lds")
 
 
 def main() -> None:
@@ -37,17 +37,19 @@ def main() -> None:
         write_json(run.folder / "training.json", {"steps": 1440, "seconds_per_step": SECONDS_PER_STEP})
         generate(run, run.model(), recipe.generation.count, recipe.generation.seed, recipe.generation.steps)
         settings = settings_of(run)
-        attribute_run(run, run.model(), str(run.folder / "generated"), ["step-trak"], settings)
+        pictures = run.query_source(str(run.folder / "generated"))
+        attribute_run(run, question_of(run, pictures, MEASURED[:1], settings))
         for queries in ("validation", "generated"):
             found = compare(
                 Benchmark.open(BENCHMARK),
-                METHODS,
+                MEASURED,
                 Path(temporary) / queries,
-                replace(settings, checkpoints=None),
+                settings,
                 queries=queries,
                 damping="auto",
             )
-            save_comparison(run, found)
+            asked = renamed(found.question, lambda name: Path(name).name)  # of this machine
+            save_comparison(run, replace(found, question=asked))
         shutil.rmtree(SHIPPED, ignore_errors=True)
         SHIPPED.mkdir()
         for name in KEPT:

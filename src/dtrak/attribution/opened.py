@@ -138,11 +138,11 @@ class Opened:
 
     def _method_facts(self, method: Method) -> dict[str, Any]:
         settings = self.question.settings
-        kernel = method.kernel if isinstance(method.kernel, str | None) else of_object(method.kernel)
+        is_plain = isinstance(method.kernel, Ridge | Kronecker | str | None)
         return {
             "needs": repr(method.needs),
             "formula": of_object(method.formula),
-            "kernel": repr(kernel) if isinstance(method.kernel, Ridge | Kronecker) else kernel,
+            "kernel": repr(method.kernel) if is_plain else of_object(method.kernel),
             "square": method.square,
             "objectives": list(objectives_of(method, settings)),
             "spec": spec_of(method, settings).facts if isinstance(method.needs, Gradients) else None,
