@@ -1,16 +1,22 @@
 """Runs to report on: with random scores where only the page matters, and with paintings by the thousand."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from dtrak.attribution.opened import Opened
 from dtrak.attribution.scores import Scores, save_scores
-from dtrak.files import write_json, write_text
+from dtrak.attribution.settings import Settings
+from dtrak.files import write_text
+from dtrak.methods import METHODS
 from dtrak.runs.recipes import Recipe, dump_recipe, load_recipe
 from dtrak.runs.run import Run
+from dtrak.runs.run_questions import question_of
 
 HOSTILE = '</title><script>alert("caption")</script>'
 ARTISTS = ("Klee", "af Klint & <b>co</b>")
@@ -35,11 +41,28 @@ def make_run(
         values = random.normal(shift, size=(len(ids), len(train))).astype(np.float32)
         own = random.random(len(train)).astype(np.float32) if method in kernels else None
         scores[method] = Scores(values, train.ids, ids, method, train.columns, own)
-    save_scores(folder / "scores.npz", scores)
-    projection = {"projection": "sketch", "projection_dim": 4096, "damping": 0.1, "seed": 0}
-    made_by = {"queries": queries, "method": list(methods), "objective": None, "timesteps": 10, "seconds": 134.2}
-    write_json(folder / "attribution.json", made_by | projection)
+    keep(run, scores, queries, methods, damping=0.1)
     return run, scores
+
+
+def keep(run: Run, scores: Mapping[str, Scores], queries: str, methods: Sequence[str], **settings: Any) -> None:
+    """Write scores of a run as if they answered this question."""
+    asked = asked_of(run, queries, methods, **settings)
+    save_scores(run.folder / "scores.npz", {name: replace(one, question=asked) for name, one in scores.items()})
+
+
+def asked_of(run: Run, queries: str, methods: Sequence[str], **settings: Any) -> dict[str, Any]:
+    """The question with these settings, as data; its model is none, as no page looks at it."""
+    chosen = [METHODS[name] for name in methods]
+    question = question_of(run, run.query_source(queries), chosen, Settings(**settings))
+    opened = Opened(question, run.features)
+    images = {"train": question.train.facts, "queries": run.query_images(queries).facts}
+    of_methods = {one.name: opened.method_facts(one) for one in chosen}
+    objectives = {name: name for one in of_methods.values() for name in one["objectives"]}
+    members = {kind: [{}] for kind in ("final", "checkpoints", "retrained")}
+    model = {"reads": [], "autoencoder": None, "noise": None}
+    rest = {"settings": question.settings.facts, "objectives": objectives, "encoder": None, "outcomes": None}
+    return question.asked({"model": model, **images, "methods": of_methods, "members": members, **rest})
 
 
 def paintings(folder: Path, count: int, size: tuple[int, int]) -> Recipe:

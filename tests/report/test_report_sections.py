@@ -27,21 +27,16 @@ from dtrak.images.images import load_images
 from dtrak.report import write_report
 from dtrak.report.counterfactuals import read_counterfactuals
 from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
-from dtrak.report.measured import nearest, read_comparisons, trust
+from dtrak.report.measured import read_measurements, trust
 from dtrak.report.plots import TOP, nice_ticks, plain_value, plot, x_tick_values
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
 from dtrak.wording import described
-from report_runs import make_run
+from report_runs import asked_of, keep, make_run
 
-SETTINGS = {
-    "queries": "validation",
-    "damping": "chosen",
-    "objective": None,
-    "timesteps": 10,
-    "projection_dim": 4096,
-    "ensemble_size": 8,
-}
+QUERIES = "digits:validation"
+
+SETTINGS: dict[str, Any] = {"timesteps": 10, "projection_dim": 4096, "damping": "1.0"}
 
 
 @pytest.fixture
@@ -52,19 +47,19 @@ def run(tmp_path: Path) -> Run:
 
 
 def measure(
-    run: Run, methods: dict[str, float], ceiling: float | None = None, curve: Sequence[Any] = (), **changes: Any
+    run: Run,
+    methods: dict[str, float],
+    ceiling: float | None = None,
+    curve: Sequence[Any] = (),
+    queries: str = "validation",
+    damping: str = "chosen",
+    **changes: Any,
 ) -> None:
     """Keep a comparison as `dtrak evaluate lds` does."""
     results = [
         Result(
             name,
-            LDS(
-                np.array([lds - 1, lds + 1]),
-                lds,
-                1.5,
-                lds - 3,
-                lds + 2,
-            ),
+            LDS(np.array([lds - 1, lds + 1]), lds, 1.5, lds - 3, lds + 2),
             0.1,
             5.0,
             2.0,
@@ -74,7 +69,10 @@ def measure(
         )
         for name, lds in methods.items()
     ]
-    found = Comparison(results, ceiling, 2, 32, "chosen on the other 32 subsets", SETTINGS | changes)
+    asked = asked_of(run, "digits:validation", list(methods), **SETTINGS | changes)
+    asked["facts"]["settings"]["damping"] = damping
+    how = {"queries": queries, "damping": damping}
+    found = Comparison(results, ceiling, 2, 32, "chosen on the other 32 subsets", asked, how)
     save_comparison(run, found)
     write_text(run.folder / "lds.json", found.json())
 
@@ -105,15 +103,19 @@ def test_a_section_appears_only_with_what_it_is_about(run: Run) -> None:
     ],
 )
 def test_the_cost_counts_every_pass(run: Run, methods: list[str], damping: float | str, cost: str | None) -> None:
-    path = run.folder / "attribution.json"
-    write_text(path, json.dumps(json.loads(path.read_text()) | {"method": methods, "damping": damping}))
+    keep(
+        run,
+        {name: load_scores(run.folder / "scores.npz")["trak"] for name in ["trak"]},
+        QUERIES,
+        methods,
+        damping=damping,
+    )
     page = write_report(run).read_text()
     assert (cost in page) if cost else ("gradient passes" not in page)
 
 
 def test_the_lds_of_the_same_settings_is_shown_with_its_ceiling(run: Run) -> None:
-    damping = json.loads((run.folder / "attribution.json").read_text())["damping"]
-    measure(run, {"trak": 42.0, "datamodel": -7.25}, ceiling=66.6, damping=damping)
+    measure(run, {"trak": 42.0, "datamodel": -7.25}, ceiling=66.6, damping="0.1")
     measure(run, {"trak": 11.0}, timesteps=2)
     page = write_report(run).read_text()
     assert "42.0 ± 1.5" in page
@@ -132,21 +134,24 @@ def test_a_damping_that_was_chosen_for_the_measurement_is_said(run: Run) -> None
 
 
 def test_scores_of_other_pictures_are_not_shown(run: Run) -> None:
-    path = run.folder / "attribution.json"
-    content = json.loads(path.read_text())
-    write_text(path, json.dumps(content | {"fingerprints": ["0" * 16] * 3}))
-    with pytest.raises(UsageError, match="its scores are of other images than it has now"):
-        write_report(run)
+    scores = load_scores(run.folder / "scores.npz")
+    for side, words in (("train", "the training images have changed"), ("queries", "the pictures have changed")):
+        asked = asked_of(run, QUERIES, list(scores))
+        asked["facts"][side]["pixels"] = "0" * 32
+        save_scores(run.folder / "scores.npz", {name: replace(one, question=asked) for name, one in scores.items()})
+        with pytest.raises(UsageError, match=f"{words} since its scores were made"):
+            write_report(run)
 
 
 def test_a_ceiling_below_zero_stays_on_the_scale(run: Run) -> None:
     measure(run, {"trak": 12.0}, ceiling=-50.0)
     measure(run, {"trak": 13.0}, ceiling=-50.0, timesteps=2)
-    found = trust(nearest(read_comparisons(run.folder), {"timesteps": 10}), {"timesteps": 10})
+    assert run.asked is not None
+    found = trust(read_measurements(run), run.asked["facts"])
     assert found is not None
     assert found.percent(-50) == 0
     assert found.percent(found.methods["trak"].high) == 100
-    drawn = plot(setting_curves(read_comparisons(run.folder))[0])
+    drawn = plot(setting_curves(read_measurements(run))[0])
     assert drawn.ceiling is not None
     assert drawn.lines["trak"][0].y < drawn.ceiling <= drawn.bottom
     assert "the noise ceiling, −50.0" in write_report(run).read_text()
@@ -163,7 +168,7 @@ def test_an_lds_without_settings_is_shown_as_unknown(run: Run) -> None:
     measure(run, {"trak": 42.0})
     path = run.folder / "lds.json"
     content = json.loads(path.read_text())
-    del content["settings"]
+    del content["settings"], content["question"]
     write_text(path, json.dumps(content))
     for kept in (run.folder / "lds").iterdir():
         kept.unlink()
@@ -174,14 +179,11 @@ def test_comparisons_with_the_same_settings_are_one(run: Run) -> None:
     measure(run, {"trak": 40, "d-trak": 41})
     measure(run, {"d-trak": 45, "gas": 3})
     measure(run, {"trak": 9}, queries="generated")
-    found = read_comparisons(run.folder)
+    found = read_measurements(run)
     assert [{name: one.lds for name, one in each.methods.items()} for each in found] == [
-        {"trak": 9},
         {"trak": 40, "d-trak": 45, "gas": 3},
-    ]
-    asked = {**SETTINGS, "queries": "digits:validation"}
-    assert nearest(found, asked)[0].methods.keys() == {"trak", "d-trak", "gas"}
-    assert nearest(found, asked | {"queries": "generated"})[0].methods.keys() == {"trak"}
+        {"trak": 9},
+    ], "those of pictures of the same kind come first"
 
 
 def test_a_damaged_comparison_is_named(run: Run) -> None:
@@ -195,7 +197,7 @@ def test_curves_run_over_what_alone_differs(run: Run) -> None:
         measure(run, {"trak": lds, "d-trak": lds + 1, "raw-pixel-dot": 5}, timesteps=timesteps)
     measure(run, {"trak": 20}, timesteps=2, projection_dim=64)  # differs in two from most: a curve over k at K = 2
     measure(run, {"trak": 99}, timesteps="cumulative:10")  # of another kind
-    curves = {curve.title: curve for curve in setting_curves(read_comparisons(run.folder))}
+    curves = {curve.title: curve for curve in setting_curves(read_measurements(run))}
     assert curves.keys() == {"K", "k"}
     assert [(one.x, one.lds, one.std) for one in curves["K"].lines["trak"]] == [
         (2, 30, 1.5),
@@ -211,14 +213,14 @@ def test_the_objective_gives_eta_and_ensembles_their_size(run: Run) -> None:
     measure(run, {"trak": 40, "d-trak": 45, "trak-ensemble": 50})
     measure(run, {"trak": 40, "d-trak": 47, "trak-ensemble": 50}, objective="interpolated(0.7)")
     measure(run, {"trak": 40, "d-trak": 45, "trak-ensemble": 46}, ensemble_size=2)
-    curves = {curve.title: curve for curve in setting_curves(read_comparisons(run.folder))}
+    curves = {curve.title: curve for curve in setting_curves(read_measurements(run))}
     assert {name: list(curve.lines) for name, curve in curves.items()} == {"η": ["d-trak"], "S": ["trak-ensemble"]}
     assert [(one.x, one.lds) for one in curves["η"].lines["d-trak"]] == [(0.7, 47), (1, 45)]
 
 
 def test_the_damping_that_was_tried_is_a_curve_with_the_chosen_one_marked(run: Run) -> None:
     measure(run, {"trak": 40}, curve=[(0.01, 20.0), (0.1, 41.0), (1.0, 30.0)])
-    curve = damping_curve(read_comparisons(run.folder))
+    curve = damping_curve(read_measurements(run))
     assert curve is not None
     assert [(one.x, one.lds, one.chosen) for one in curve.lines["trak"]] == [
         (0.01, 20, False),

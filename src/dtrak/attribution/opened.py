@@ -123,7 +123,7 @@ class Opened:
             "queries": None if question.queries is None else question.queries.facts,
             "settings": settings.facts,
             "objectives": {name: of_object(objective_of(name, settings)) for name in sorted(objectives)},
-            "methods": {one.name: self._method_facts(one) for one in question.methods},
+            "methods": {one.name: self.method_facts(one) for one in question.methods},
             "members": {
                 kind: [self._member_facts(kind, member) for member in range(len(self.members(kind)))] for kind in kinds
             },
@@ -136,7 +136,7 @@ class Opened:
             now["outcomes"] = self.benchmark.fingerprint
         return now
 
-    def _method_facts(self, method: Method) -> dict[str, Any]:
+    def method_facts(self, method: Method) -> dict[str, Any]:
         settings = self.question.settings
         is_plain = isinstance(method.kernel, Ridge | Kronecker | str | None)
         return {

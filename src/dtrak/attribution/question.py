@@ -21,6 +21,7 @@ from dtrak.errors import DtrakError, UsageError
 from dtrak.files import full_name, write_json
 from dtrak.fingerprints import Facts, first_random, hash_of
 from dtrak.images.images import ImageSource
+from dtrak.images.selection import Selection
 from dtrak.images.sources import full_source
 from dtrak.methods import METHODS, Method
 from dtrak.models.model_source import ModelSource
@@ -67,11 +68,12 @@ class Question:
         if objects:
             raise UsageError(f"{where}: {objects[0]} given from Python as an object: ask from Python again")
         try:
-            queries = given["queries"]
+            model, queries = given["model"], given["queries"]
+            loras = tuple((str(lora), float(strength)) for lora, strength in model["loras"])
             return cls(
-                TypeAdapter(ModelSource).validate_python(given["model"]),
-                TypeAdapter(ImageSource).validate_python(given["train"]),
-                None if queries is None else TypeAdapter(ImageSource).validate_python(queries),
+                ModelSource(model["source"], loras, model["prompt"], model["precision"]),
+                _source_of(given["train"]),
+                None if queries is None else _source_of(queries),
                 tuple(METHODS.choose(name) for name in given["methods"]),
                 TypeAdapter(Settings).validate_python(given["settings"]),
             )
@@ -106,6 +108,11 @@ class Question:
 
 def _named(source: Any, full: Callable[[str], str]) -> str:
     return full(source) if isinstance(source, str) else f"{FROM_PYTHON}{type(source).__name__}"
+
+
+def _source_of(given: Mapping[str, Any]) -> ImageSource:
+    select = None if given["select"] is None else Selection.model_validate(given["select"])
+    return ImageSource(given["source"], select, given["subset"], given["crop"], given["size"], given["channels"])
 
 
 def images_given(given: ImageSource) -> dict[str, Any]:

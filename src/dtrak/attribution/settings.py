@@ -158,7 +158,8 @@ class Settings:
         Folders are left out: what they hold is a fact of its own.
         """
         values = {name: getattr(self, name) for name, one in OPTIONS.items() if one.part != "work"}
-        return {name: fact_of(value) for name, value in values.items() if KINDS[name] != FOLDER}
+        facts = {name: fact_of(value) for name, value in values.items() if KINDS[name] != FOLDER}
+        return {**facts, "damping": str(self.damping)}  # 0.1 is the same as text
 
     def plain(self) -> dict[str, Any]:
         """Return the settings by name as a JSON file holds them: paths as text, and objects as their names."""

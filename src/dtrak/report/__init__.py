@@ -44,6 +44,7 @@ def write_report(run: Run) -> Path:
         raise UsageError(f"{path} does not say what was asked: `dtrak attribute {run.folder}` makes it again")
     asked = one.question
     pictures, train = run.query_images(run.asked_about(asked)), run.train_images
+    shown = pictures.select(pictures.positions(one.query_ids, str(path)))
     for name, images in (("train", train), ("queries", pictures)):
         changed = what_changed({name: asked["facts"][name]}, {name: images.facts})
         if changed is not None:
@@ -52,7 +53,7 @@ def write_report(run: Run) -> Path:
     if one.held is None:
         train = train.select(train.positions(one.train_ids, str(path)))
 
-    shown_queries = query_section(scores, pictures.select(pictures.positions(one.query_ids, str(path))))
+    shown_queries = query_section(scores, shown)
     self_influence = self_influences(scores)
     counterfactuals = read_counterfactuals(run.folder)
     measured = read_measurements(run)
@@ -60,9 +61,9 @@ def write_report(run: Run) -> Path:
     over_damping = damping_curve(measured)
     curves = [*([over_damping] if over_damping else []), *setting_curves(measured)]
     positions = shown_queries.train_positions.union(*(of_method.train_positions for of_method in self_influence))
-    shown = shown_queries.shown | _training_images(train, positions)
+    album = shown_queries.shown | _training_images(train, positions)
     for counterfactual in counterfactuals:
-        shown |= counterfactual.shown
+        album |= counterfactual.shown
 
     page = (
         _environment()
@@ -76,11 +77,11 @@ def write_report(run: Run) -> Path:
             methods=list(scores),
             shown_queries=shown_queries,
             charts=charts(scores, len(shown_queries.queries)),
-            prompts=_prompts(run, pictures.select(pictures.positions(one.query_ids, str(path)))),
+            prompts=_prompts(run, shown),
             self_influences=self_influence,
             counterfactuals=counterfactuals,
             plots=[plot(curve) for curve in curves],
-            album=embedded(shown),
+            album=embedded(album),
             height=train.shape[1],
             width=train.shape[2],
             pixelated=max(train.shape[1:]) <= SMALL,

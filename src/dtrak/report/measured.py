@@ -27,6 +27,9 @@ GOOD_FOR = {
 }
 
 
+OF_METHODS = ("methods", "objectives", "members")  # the facts that methods of one comparison bring
+
+
 @dataclass(frozen=True)
 class MethodLDS:
     """The LDS of one method, in percent."""
@@ -52,35 +55,56 @@ class Measurement:
     settings: Mapping[str, Any]  # what it should predict; empty if the file does not say
     facts: Facts  # of the question; empty if the file does not say
 
-    def difference(self, asked: Facts, method: str) -> str | None:
-        """Say in words how the question of a method's scores differs from the measured one; None if it does not."""
-        if not self.facts:
-            return None
+    def differences(self, asked: Facts) -> list[str]:
+        """Say in words how the question of scores differs from the measured one, for the methods that both have."""
+        if not self.facts or not asked:
+            return []
         if "checkpoint" in self.settings:
-            return f"the checkpoint {self.settings['checkpoint']}, not the final model"
-        if method not in METHODS or not all(method in one["methods"] for one in (self.facts, asked)):
-            return "another method"
-        then, now = (depends.of_scores(one, METHODS[method], with_queries=False) for one in (self.facts, asked))
-        return depends.what_changed(then, now)
+            return [f"the checkpoint {self.settings['checkpoint']}, not the final model"]
+        found: dict[str, None] = {}
+        for name in [one for one in self.methods if one in METHODS and one in asked["methods"]]:
+            if name not in self.facts["methods"]:
+                continue
+            then, now = (depends.of_scores(one, METHODS[name], with_queries=False) for one in (self.facts, asked))
+            if (changed := depends.what_changed(then, now)) is not None:
+                found |= dict.fromkeys(_in_settings(then, now) or [changed])
+        return list(found)
+
+
+def _in_settings(then: Facts, now: Facts) -> list[str]:
+    """Describe each setting in which two parts differ: "timesteps 2, not 10"."""
+    before, after = ({**(one.get("settings") or {}), **(one.get("spec") or {})} for one in (then, now))
+    return [
+        f"{name.replace('projection_dim', 'dimensions').replace('_', ' ')} {_plain(before[name])}, not "
+        f"{_plain(after.get(name))}"
+        for name in before
+        if str(before[name]) != str(after.get(name))
+    ]
+
+
+def _plain(value: Any) -> str:
+    return "the default" if value is None else str(value).removeprefix("uniform:").removeprefix("visible:")
 
 
 def read_measurements(run: Run) -> list[Measurement]:
-    """Read the comparisons of a run: those that its last scores share the question of first, then the latest."""
+    """Read the comparisons of a run: those of its last scores' question first, then those that say none, the latest
+    first."""
     paths = sorted((run.folder / "lds").glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     last = run.folder / "lds.json"
     found: dict[str, Measurement] = {}
     for path in [*paths, *([last] if last.exists() else [])]:
         one = _read(path)
-        key = hash_of([one.facts, dict(one.settings), one.queries, one.subsets])
+        shared = {name: value for name, value in one.facts.items() if name not in OF_METHODS}
+        key = hash_of([shared, dict(one.settings), one.queries, one.subsets])
         earlier = found.pop(key, one)
-        found[key] = replace(one, methods=earlier.methods | one.methods)
+        facts = {**one.facts, **{name: {**earlier.facts[name], **one.facts[name]} for name in OF_METHODS if one.facts}}
+        found[key] = replace(one, methods=earlier.methods | one.methods, facts=facts)
     asked = run.asked
     facts = {} if asked is None else asked["facts"]
 
-    def distance(one: Measurement) -> tuple[bool, bool, bool]:
-        differs = any(one.difference(facts, method) is not None for method in one.methods) if facts else False
+    def distance(one: Measurement) -> tuple[int, bool]:
         same_kind = asked is not None and str(one.settings.get("queries")) in run.asked_about(asked)
-        return differs, not one.facts, not same_kind
+        return 2 * len(one.differences(facts)) if one.facts else 1, not same_kind
 
     latest_first = list(found.values())[::-1]
     return sorted(latest_first, key=distance)
@@ -94,7 +118,7 @@ class Trust:
     ceiling: float | None
     perfect: float | None  # the LDS that perfect scores would reach
     how: str  # how it was measured
-    differences: Mapping[str, str | None]  # by method
+    differences: list[str]
     known: bool  # whether the question of the measurement is known
 
     @property
@@ -131,8 +155,8 @@ class Trust:
                 f"({measured}; perfect scores: about {self.perfect:.0f}). As a rule of thumb, that is "
                 f"{next(words for end, words in GOOD_FOR.items() if min(points, 100) < end)}."
             )
-        if (difference := self.differences.get(method)) is not None:
-            text += f" This was measured with other settings: {difference}."
+        if self.differences:
+            text += f" This was measured with other settings: {'; '.join(self.differences)}."
         return text
 
 
@@ -144,8 +168,7 @@ def trust(measured: list[Measurement], asked: Facts) -> Trust | None:
     kind = one.settings.get("queries")
     images = "generated pictures" if kind == "generated" else f"{kind} images" if kind else "pictures"
     how = f"Over {one.queries:,} {images} and {one.subsets:,} random subsets; damping {one.note}"
-    differences = {method: one.difference(asked, method) for method in one.methods}
-    return Trust(one.methods, one.ceiling, one.perfect, how, differences, bool(one.facts))
+    return Trust(one.methods, one.ceiling, one.perfect, how, one.differences(asked), bool(one.facts))
 
 
 def trust_of(run: Run) -> Trust | None:
@@ -182,7 +205,8 @@ def _read(path: Path) -> Measurement:
             for name, found in content["methods"].items()
         }
         counts = int(content["queries"]), int(content["subsets"])
-        settings, facts = dict(content.get("settings", {})), dict(content.get("question", {}).get("facts", {}))
+        facts = dict(content.get("question", {}).get("facts", {}))
+        settings = {**facts.get("settings", {}), **content.get("settings", {})}
         return Measurement(
             methods,
             _number(content["ceiling"]),

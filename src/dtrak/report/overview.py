@@ -5,9 +5,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from dtrak.attribution.required_gradients import required_gradients
 from dtrak.attribution.scores import Scores
+from dtrak.errors import DtrakError
+from dtrak.gradients.copies import select_timesteps
+from dtrak.methods import Gradients
 from dtrak.runs.run import Run
+from dtrak.runs.run_questions import last_question
 
+LONGEST = 10**5  # no noise schedule has more timesteps
 LAYERS = {"usual": "those of the LoRA, or all", "later": "those of the LoRA, or a U-Net’s from its middle on"}
 
 
@@ -31,6 +37,8 @@ def facts(run: Run, asked: Mapping[str, Any], scores: Scores) -> dict[str, str]:
     if not run.is_elsewhere:
         training = run.recipe.training
         found["Training"] = f"{training.epochs:,} epochs in batches of {training.batch_size:,}"
+    if cost := _cost(run, scores):
+        found["Cost"] = cost
     with suppress(OSError, ValueError, AttributeError):  # the page can do without the versions
         versions = json.loads((run.folder / "run.json").read_text())
         found["Versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -48,3 +56,28 @@ def _model(run: Run) -> str:
     if run.is_elsewhere:
         return f"{run.summary}, {images}"
     return run.recipe.family.description(run.recipe.model, images)
+
+
+def _cost(run: Run, scores: Scores) -> str:
+    """Describe how many gradient passes the methods needed of the final model; trajectories are not counted."""
+    try:
+        question = last_question(run)
+    except DtrakError:  # a method or an object that is known in Python alone
+        return ""
+    methods = () if question is None else question.methods
+    counted = [
+        one
+        for one in methods
+        if isinstance(one.needs, Gradients) and (one.needs.models, one.needs.queries) == ("final", "images")
+    ]
+    if question is None or not counted:
+        return ""
+    needed = required_gradients(counted, question.settings)
+    spec = next(iter(needed))
+    copies = question.settings.draws * len(select_timesteps(spec.timesteps, LONGEST))
+    objectives = sum(len(one.train) for one in needed.values())
+    queries = sum(len(one.queries) for one in needed.values())
+    total = copies * (objectives * scores.images + queries * len(scores.query_ids))
+    of_objectives = f", for {objectives} objectives" if objectives > 1 else ""
+    copied = "one noised copy" if copies == 1 else f"{copies:,} noised copies"
+    return f"{total:,} gradient passes: {copied} of each image{of_objectives}"
