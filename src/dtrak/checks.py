@@ -20,6 +20,7 @@ MOST: Mapping[str, int] = {
     "remove": 10**9,  # it is also compared with the number of images
     "draws": 10**6,
     "noises": 10**6,
+    "num_train_timesteps": 10**5,
     "projection_dim": 2**20,
     "batch_size": 10**6,
     "subsets": 10**4,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue
 
-from dtrak.checks import OpenFraction, Positive, Section, first_difference, shortened
+from dtrak.checks import MOST, OpenFraction, Positive, Section, first_difference, shortened
 from dtrak.contracts import Difference, Shape
 from dtrak.errors import UsageError
 from dtrak.files import whole_folder, write_json
@@ -37,8 +37,8 @@ LAYOUTS = (("unet", "scheduler"), (".", "."))
 DROPOUT = 0.1  # the paper's value, used unless a recipe gives another
 CLASSES = "classes.json"  # the labels of classes, by their names
 
-MOST = 2**16  # no whole number of a U-Net is larger
-Channels = Annotated[int, Field(gt=0, le=MOST)]
+LARGEST = 2**16  # no whole number of a U-Net is larger
+Channels = Annotated[int, Field(gt=0, le=LARGEST)]
 Names = Annotated[list[str], Field(min_length=1, max_length=16)]
 
 
@@ -67,8 +67,8 @@ def _checked(unet: dict[str, Any]) -> dict[str, Any]:
     Checked.model_validate(unet)
     for name, value in unet.items():
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int) and abs(number) > MOST:
-                said = f"it must be at most {MOST:,} (it says {shortened(number)})"
+            if isinstance(number, int) and abs(number) > LARGEST:
+                said = f"it must be at most {LARGEST:,} (it says {shortened(number)})"
                 raise ValueError(f"model.unet.{name}: {said}")
     return unet
 
@@ -76,7 +76,7 @@ def _checked(unet: dict[str, Any]) -> dict[str, Any]:
 class Schedule(Section):
     """The noise schedule; the fields have the names of diffusers."""
 
-    num_train_timesteps: Annotated[Positive, Field(le=10**5)] = 1000
+    num_train_timesteps: Annotated[Positive, Field(le=MOST["num_train_timesteps"])] = 1000
     beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2"] = "linear"
     beta_start: OpenFraction = 1e-4
     beta_end: OpenFraction = 0.02
