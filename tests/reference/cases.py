@@ -36,7 +36,7 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"parameters": FEW, "checkpoint_count": 2, "step": 400},
     ),
     "one number": ([*TRAKS, *INFLUENCE], {"parameters": "conv_out.bias"}),
-    "forty images": (TRAKS, {"images": "forty", "parameters": MANY}),
+    "forty images": (TRAKS, {"images": "forty", "objective": "avg", "parameters": MANY}),
     "every parameter": (["trak", "step-trak", "das"], {"model": "velocity", "damping": 0.5}),
     "four timesteps": (
         ["trak", "step-trak", "das", "ek-fac", "journey-trak", "nda"],
