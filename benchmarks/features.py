@@ -44,10 +44,10 @@ SCALES = (100, 1000, 4000)
 OURS: dict[str, tuple[str, dict[str, Any]]] = {  # the settings of dtrak's rows
     "ours-4096": ("dtrak, k = 4096", {"projection_dim": 4096}),
     "ours-copies": ("dtrak, every copy, as step-trak has it", {"projection_dim": COPIES_DIM}),
-    "ours-copies-all": ("dtrak, every copy, all layers", {"projection_dim": COPIES_DIM, "parameters": "all"}),
+    "ours-copies-all": ("dtrak, every copy, all layers", {"projection_dim": COPIES_DIM, "layers": "all"}),
     "ours-32768": ("dtrak, k = 32768", {"projection_dim": 32768}),
-    "ours-up": ("dtrak, up_blocks only, k = 4096", {"projection_dim": 4096, "parameters": r"^up_blocks\."}),
-    "ours-out": ("dtrak, conv_out only, not projected", {"projection": "identity", "parameters": r"^conv_out\."}),
+    "ours-up": ("dtrak, up_blocks only, k = 4096", {"projection_dim": 4096, "layers": r"^up_blocks\."}),
+    "ours-out": ("dtrak, conv_out only, not projected", {"projection": "identity", "layers": r"^conv_out\."}),
 }
 PASSES = {
     "floor": "plain forward + backward",
@@ -223,16 +223,21 @@ def plain(model: "DiffusionModel", images: Path, passes: str, batch: int) -> Res
 def ours(row: str, model: "DiffusionModel", images: Path, folder: Path) -> Result:
     """dtrak from the file of images to the finished store; `scale` is its first row over many images."""
     from dtrak.features.featurizing import featurize
-    from dtrak.features.settings import FeatureSettings
+    from dtrak.features.model_inputs import model_inputs
+    from dtrak.features.spec import Spec
+    from dtrak.gradients.objectives import square
     from dtrak.images.images import load_images
 
     label, settings = OURS["ours-4096" if row == "scale" else row]
-    chosen, apart = FeatureSettings(**{"timesteps": K, **settings}), row.startswith("ours-copies")
-    featurize(model, load_images(str(images)).select([0]), ["square"], chosen, folder, "warm-up", apart=apart)
+    apart, wanted = row.startswith("ours-copies"), {"square": square}
+    usual = {"copies": "apart", "timesteps": f"visible:{K}", "layers": "later", "projection": "factored"}
+    spec = Spec(**{"timesteps": f"uniform:{K}", **(usual if apart else {}), **settings})
+    first = model_inputs(model, load_images(str(images)).select([0]))
+    featurize(model, first, spec, wanted, {"square": (folder / "warm-up", {})})
     start = time.perf_counter()
-    stores = featurize(model, load_images(str(images)), ["square"], chosen, folder, "timed", apart=apart)
-    seconds, store = time.perf_counter() - start, stores["square"]
-    each = "a copy" if apart else "an image"
+    inputs = model_inputs(model, load_images(str(images)))
+    store = featurize(model, inputs, spec, wanted, {"square": (folder / "timed", {})})["square"]
+    seconds, each = time.perf_counter() - start, "a copy" if apart else "an image"
     return Result(label, seconds / len(store), note=f"{store.dim:,} numbers {each}, on disk")
 
 

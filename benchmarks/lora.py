@@ -29,7 +29,7 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from dtrak.engines import cores
-from dtrak.features.inputs import ModelInputs
+from dtrak.features.model_inputs import ModelInputs
 from dtrak.gradients.copies import Copies
 from dtrak.gradients.featurizer import Featurizer
 from dtrak.gradients.objectives import square

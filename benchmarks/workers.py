@@ -25,7 +25,9 @@ from PIL import Image
 import dtrak
 from dtrak.engines import Engine, make_engine
 from dtrak.features.featurizing import featurize
-from dtrak.features.settings import FeatureSettings
+from dtrak.features.model_inputs import model_inputs
+from dtrak.features.spec import Spec
+from dtrak.gradients.objectives import OBJECTIVES
 
 MODEL = Path(__file__).parent / "digits" / "model"
 KILL_AFTER = 6  # shards
@@ -92,8 +94,10 @@ def write_digits(folder: Path, count: int) -> None:
 def features(home: Path, name: str, engine: Engine | None) -> bytes:
     """Compute the features of every copy in a folder of their own; return their bytes."""
     model, images = dtrak.load_model(str(MODEL)), dtrak.load_images(str(home / "images"))
-    settings = FeatureSettings(timesteps=10, projection_dim=1024)
-    stores = featurize(model, images, ["simple", "square"], settings, home / name, "train", engine, apart=True)
+    spec = Spec("final", "apart", "visible:10", "later", "factored", 1024)
+    objectives = {one: OBJECTIVES[one] for one in ("simple", "square")}
+    places = {one: (home / name / one, {}) for one in objectives}
+    stores = featurize(model, model_inputs(model, images), spec, objectives, places, engine=engine)
     return b"".join(store.numpy().tobytes() for store in stores.values())
 
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from commands import dtrak
+from dtrak.attribution.settings import Settings
 from dtrak.checks import MOST, SEED
 from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.evaluation.benchmark_making import RetrainingSettings
-from dtrak.features.featurizing import FeatureSettings, check_copies
+from dtrak.features.featurizing import check_copies
 from dtrak.gradients.copies import select_timesteps
 
 HUGE, ENDLESS = "1000000000000", "9" * 5000
@@ -79,7 +80,7 @@ def test_what_is_typed_has_a_limit(line: str, finished_run: Path, tmp_path: Path
 )
 def test_settings_in_python_have_the_same_limits(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError) as caught:
-        FeatureSettings(**settings)
+        Settings(**settings)
     assert says in str(caught.value)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, get_cosine_schedule_with_warmup
 
-from dtrak.features.inputs import model_inputs
+from dtrak.features.model_inputs import model_inputs
 from dtrak.files import as_npz, write_bytes
 from dtrak.images.images import Images, load_images
 from dtrak.models import wrap

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from dtrak import DiffusionModel
 from dtrak.attribution.benchmark_folder import Benchmark
+from dtrak.attribution.required_gradients import spec_of
 from dtrak.attribution.settings import Settings
 from dtrak.evaluation.comparison import compare
 from dtrak.evaluation.lds import bootstrap, evaluate_lds, mean_lds
 from dtrak.features.featurizing import featurize
+from dtrak.features.model_inputs import model_inputs
 from dtrak.files import write_text
-from dtrak.gradients.objectives import OBJECTIVES
+from dtrak.gradients.objectives import OBJECTIVES, get_objective
 from dtrak.images.images import Images
 from dtrak.kernels import ArrayRows, Ridge
 from dtrak.kernels.damping import GRIDS, Damping
@@ -134,8 +136,10 @@ class Study:
     def features_of(
         self, images: Images, objectives: Sequence[str], apart: bool = False, **settings: Any
     ) -> dict[str, Array]:
-        wanted, cache = self.settings(settings).features, self.cache(None, **settings)
-        stores = featurize(self.model, images, objectives, wanted, cache, images.fingerprint[:8], apart=apart)
+        spec = spec_of(METHODS["step-trak" if apart else "trak"], self.settings(settings))
+        inputs, cache = model_inputs(self.model, images), self.cache(None, **settings)
+        places = {one: (cache / one, {"images": inputs.fingerprint, "spec": spec.facts}) for one in objectives}
+        stores = featurize(self.model, inputs, spec, {one: get_objective(one) for one in objectives}, places)
         return {objective: store.numpy() for objective, store in stores.items()}
 
     def of_kernel(

@@ -6,9 +6,9 @@ import numpy as np
 from findings import FREE, JOURNEY, OF_CHECKPOINTS, Finding
 from study import MISSING, Array, Study, middles
 
-from dtrak.features.inputs import model_inputs
-from dtrak.features.residuals import residuals_of
-from dtrak.features.settings import FeatureSettings
+from dtrak.features.featurizing import residuals_of
+from dtrak.features.model_inputs import model_inputs
+from dtrak.features.spec import Spec
 from dtrak.kernels import ArrayRows, Ridge
 from dtrak.kernels.damping import GRIDS
 from dtrak.methods import METHODS
@@ -70,7 +70,7 @@ def _scores_of_parts(study: Study) -> Callable[[dict[str, Array], list[str]], di
         """For each part and each kind of queries, the scores with every λ of the grid."""
         inputs = model_inputs(study.model, study.benchmark.train)
         folder = study.cache(None, timesteps=EVEN)
-        residuals = residuals_of(study.model, inputs, FeatureSettings(timesteps=EVEN), folder)
+        residuals = residuals_of(study.model, inputs, Spec(timesteps=EVEN), folder, {"timesteps": EVEN})
         copies = rows["train"].shape[1]
         total = {part: {kind: [np.float32(0)] * len(GRIDS["log"]) for kind in kinds} for part in PARTS}
         for copy in range(copies):

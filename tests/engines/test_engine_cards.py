@@ -18,9 +18,11 @@ from dtrak.engines import make_engine
 from dtrak.errors import UsageError
 from dtrak.evaluation import counterfactual, training_jobs
 from dtrak.evaluation.training_jobs import Retraining, TrainingJob, run_jobs
-from dtrak.features.featurizing import FeatureSettings, _shards_by
-from dtrak.features.inputs import ModelInputs
-from dtrak.features.shards import SentWork, Work
+from dtrak.features.featurizing import Work, _shards_by
+from dtrak.features.model_inputs import ModelInputs
+from dtrak.features.spec import Spec
+from dtrak.gradients.copies import Copies
+from dtrak.gradients.objectives import simple
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
 from test_engines import seen_card
@@ -67,7 +69,7 @@ class Recorded:
         self.works = works
 
     def run(self, work: Any, context: Any, jobs: Any, threads: int, gpu: bool, card: int | None) -> Iterator[Any]:
-        self.asked = gpu, card, (context.work if isinstance(context, SentWork) else context).device
+        self.asked = gpu, card, context.device
         return ((job, work(context, job)) for job in jobs) if self.works else iter(())
 
 
@@ -110,13 +112,13 @@ def test_features_ask_for_the_card_that_the_model_is_on(
 ) -> None:
     """A model that was put on `cuda` is on `cuda:0`: then any card will do. Where it is has to be made up, too."""
     model, images = tiny.unet(), ModelInputs(load_images("digits:train").select(range(2)))
-    work = Work(model, images, images.fingerprint, ("simple",), FeatureSettings(timesteps=1, projection_dim=8), (0,))
+    work = Work(model, Spec(projection_dim=8), [simple], Copies((0,)), {}, None, False)
     assert work.features.pass_bytes > 0
     moves: list[str] = []
     monkeypatch.setattr(DiffusionModel, "device", property(lambda self: torch.device(device)))
     monkeypatch.setattr(DiffusionModel, "to", lambda self, place: moves.append(str(place)))
     engine = Recorded()
-    assert list(_shards_by(engine, work, [], [range(2)])) == []
+    assert list(_shards_by(engine, work, images, [], [range(2)])) == []
     assert engine.asked == asked
     assert moves == ([device] if device == "cpu" else ["cpu", device]), "it comes back"
 

@@ -245,7 +245,7 @@ def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
     make: Callable[[str], Engine], finished_run: Path
 ) -> None:
     from dtrak.evaluation.training_jobs import Outputs, Retraining, TrainingJob, random_subsets, retrain
-    from dtrak.features.inputs import ModelInputs
+    from dtrak.features.model_inputs import ModelInputs
     from dtrak.runs.run import Run
 
     run = Run.open(finished_run)
@@ -263,15 +263,15 @@ def test_retrained_models_are_the_same_on_a_cluster_bit_for_bit(
 def test_features_are_the_same_on_every_engine_bit_for_bit(
     name: str, make: Callable[[str], Engine], finished_run: Path, tmp_path: Path
 ) -> None:
-    from dtrak.features.featurizing import featurize
-    from dtrak.features.settings import FeatureSettings
+    from dtrak.features.spec import Spec
     from dtrak.runs.run import Run
+    from featurized import featurize
 
     run = Run.open(finished_run)
     for row, pixels in enumerate(run.train_images.pixels(range(70))):
         save_image(tmp_path / "images" / f"{row:02d}.png", pixels[..., 0])
     model, images = run.model(), load_images(str(tmp_path / "images"))
-    settings = FeatureSettings(timesteps=2, projection_dim=64)
+    settings = Spec(timesteps="uniform:2", projection_dim=64)
     here = featurize(model, images, ["simple", "square"], settings, tmp_path / "here", "train")
     featurize(model, images, ["square"], settings, tmp_path / "there", "train")
     next(tmp_path.glob("there/train-square-*/shard-00001.safetensors")).unlink()  # found by whoever goes on

@@ -31,7 +31,7 @@ from dtrak.evaluation.training_jobs import (
     run_jobs,
     threads_per_job,
 )
-from dtrak.features.inputs import ModelInputs
+from dtrak.features.model_inputs import ModelInputs
 from dtrak.files import alone_in
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import Images, load_images

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import tiny
 from dtrak import DiffusionModel
-from dtrak.features.curvature import directions_of, kept_directions
-from dtrak.features.inputs import model_inputs
-from dtrak.features.settings import FeatureSettings
+from dtrak.features.curvature_pass import directions_of, kept_directions
+from dtrak.features.model_inputs import model_inputs
+from dtrak.features.spec import Spec
 from dtrak.gradients.kronecker_factors import Directions, OutputProbes
 from dtrak.kernels import ArrayRows
 from dtrak.kernels.damping import automatic
@@ -21,7 +21,7 @@ from dtrak.noise import gaussian
 from tiny_benchmark import TRAIN
 
 STEPS = (0, 500)
-SETTINGS = FeatureSettings(timesteps=2)
+SETTINGS = Spec(timesteps="uniform:2")
 
 
 class FixedProbes:
@@ -92,7 +92,7 @@ def test_probes_have_the_gauss_newton_matrix_as_second_moment() -> None:
 def test_where_inputs_are_constant_it_is_the_dense_matrix_of_each_layer() -> None:
     model = constant()
     probes = FixedProbes(model, len(TRAIN))
-    found = dense(directions_of(model, model_inputs(model, TRAIN), SETTINGS, probes))
+    found = dense(directions_of(model, model_inputs(model, TRAIN), SETTINGS, probes=probes))
     gradients = pseudo_gradients(model, probes.v)
     whole = gradients.T @ gradients / len(gradients)
     first, second, scale = (slice(0, 16), slice(16, 272), slice(272, 400))  # weight 12 and bias 4; weight; norm
@@ -128,7 +128,7 @@ def test_layers_of_a_unet_are_as_written_out() -> None:
     model, pattern = tiny.unet(), "conv_in|time_embedding.linear_1|conv_norm_out"
     probes = FixedProbes(model, len(TRAIN))
     found = dense(
-        directions_of(model, model_inputs(model, TRAIN), FeatureSettings(timesteps=2, parameters=pattern), probes)
+        directions_of(model, model_inputs(model, TRAIN), Spec(timesteps="uniform:2", layers=pattern), probes=probes)
     )
     gradients = pseudo_gradients(model, probes.v, pattern)
     names = {name: value.numel() for name, value in model.parameters(pattern).items()}
@@ -171,7 +171,7 @@ def covariances(model: DiffusionModel, path: str, kind: str, v: Tensor) -> tuple
 def test_networks_that_hooks_cannot_follow_have_their_diagonal() -> None:
     model = tiny.hidden()
     probes = FixedProbes(model, len(TRAIN))
-    directions = directions_of(model, model_inputs(model, TRAIN), SETTINGS, probes)
+    directions = directions_of(model, model_inputs(model, TRAIN), SETTINGS, probes=probes)
     assert not directions.blocks
     gradients = pseudo_gradients(model, probes.v)
     assert_near(directions.eigenvalues.numpy(), (gradients**2).mean(0))
@@ -181,11 +181,11 @@ def test_directions_are_kept_for_the_same_question_alone(tmp_path: Path) -> None
     model = tiny.unet()
     inputs = model_inputs(model, TRAIN.select(range(3)))
     for settings in (
-        FeatureSettings(timesteps=1, parameters="conv_in"),
-        FeatureSettings(timesteps=1, seed=1, parameters="conv_in"),
+        Spec(timesteps="uniform:1", layers="conv_in"),
+        Spec(timesteps="uniform:1", layers="conv_in", seed=1),
     ):
-        first, again = (kept_directions(model, inputs, settings, tmp_path) for _ in range(2))
+        first, again = (kept_directions(model, inputs, settings, tmp_path, settings.facts) for _ in range(2))
         torch.testing.assert_close(first.eigenvalues, again.eigenvalues)
         fresh = directions_of(model, inputs, settings)
         torch.testing.assert_close(torch.from_numpy(dense(first)), torch.from_numpy(dense(fresh)))
-    assert len(list(tmp_path.glob("directions-*.safetensors"))) == 2
+    assert len(list(tmp_path.glob("curvature-*/directions.safetensors"))) == 2

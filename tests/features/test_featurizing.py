@@ -12,7 +12,8 @@ import tiny
 from dtrak import load_images
 from dtrak.devices import torch_threads
 from dtrak.engines.jobs import ThisProcess
-from dtrak.features.featurizing import FeatureSettings, featurize
+from dtrak.features.spec import Spec
+from featurized import featurize
 
 DIGITS = load_images("digits:train")
 
@@ -21,7 +22,7 @@ def test_two_sets_of_images_share_no_noise_of_their_own_even_if_they_share_ids(t
     model, sets = tiny.unet(), {"two": DIGITS.select([0, 1]), "three": DIGITS.select([0, 1, 2])}
 
     def first_of(noise: str) -> list[NDArray[np.float32]]:
-        settings = FeatureSettings(timesteps=2, noise=noise, projection="identity")
+        settings = Spec(timesteps="uniform:2", noise=noise, projection="identity")
         stores = [featurize(model, one, ["square"], settings, tmp_path / noise, name) for name, one in sets.items()]
         return [store["square"].numpy()[0] for store in stores]
 
@@ -42,7 +43,7 @@ def test_workers_take_as_many_threads_as_the_user_leaves_this_process(
             seen.append(threads)
             return super().run(work, context, jobs, threads, *where)
 
-    images, settings = DIGITS.select(range(2)), FeatureSettings(timesteps=1)
+    images, settings = DIGITS.select(range(2)), Spec(timesteps="uniform:1")
     for threads in (1, 2):
         with torch_threads(threads):
             featurize(tiny.unet(), images, ["square"], settings, tmp_path, f"{threads}", Watched())

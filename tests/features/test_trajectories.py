@@ -56,7 +56,7 @@ def test_estimates_are_those_of_ddim(tmp_path: Path, prediction_type: str) -> No
     model = tiny.unet(prediction_type)
     trajectories = Trajectories(model, drawn(model, tmp_path), STEPS)
     assert trajectories.timesteps == PASSED
-    found = trajectories.tensor([2, 0])
+    found = trajectories.inputs.tensor([2, 0])
     assert found.shape == (2, STEPS, 1, 8, 8)
     for row, seed in zip(found, (SEEDS[2], SEEDS[0]), strict=True):
         torch.testing.assert_close(row, torch.stack([*ddim(model, tmp_path, seed).values()]), rtol=1e-3, atol=1e-4)
@@ -75,7 +75,7 @@ def test_the_whole_journey_is_the_mean_of_its_steps(tmp_path: Path) -> None:
         whole.values, np.mean(steps, axis=0, dtype=np.float64), rtol=1e-3, atol=1e-4 * abs(whole.values).max()
     )
     assert len([*(tmp_path / "cache").glob("train-*")]) == 1
-    assert len([*(tmp_path / "cache").glob("journeys-*")]) == 1 + STEPS
+    assert len([*(tmp_path / "cache").glob("trajectories-*")]) == 1 + STEPS
 
 
 def test_a_picture_among_the_training_images_is_its_own_top_proponent(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_pictures_of_a_later_batch_keep_their_rows(tmp_path: Path) -> None:
     trajectories = Trajectories(model, drawn(model, tmp_path, seeds), STEPS)
     for row in (0, BATCH - 1, BATCH, BATCH + 1):
         expected = torch.stack([*ddim(model, tmp_path, seeds[row]).values()])
-        torch.testing.assert_close(trajectories.tensor([row])[0], expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(trajectories.inputs.tensor([row])[0], expected, rtol=1e-3, atol=1e-4)
 
 
 # what cannot be followed
@@ -160,13 +160,13 @@ def test_the_nearest_step_of_the_trajectory_is_taken_and_named(
     said = f"step {step}: 5 steps of DDIM pass through 800, 600, … 0; {nearest} is taken, which is the nearest"
     assert said in " ".join(capsys.readouterr().err.split())
     expected = ddim(model, tmp_path, SEEDS[0])[nearest]
-    torch.testing.assert_close(trajectories.tensor([0])[0, 0], expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(trajectories.inputs.tensor([0])[0, 0], expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("steps", [0, 1001])
-def test_a_number_of_steps_that_ddim_cannot_take_is_refused(tmp_path: Path, steps: int) -> None:
+@pytest.mark.parametrize(("steps", "named"), [(0, "ddim-steps 0"), (1001, "1001 steps of DDIM")])
+def test_a_number_of_steps_that_ddim_cannot_take_is_refused(tmp_path: Path, steps: int, named: str) -> None:
     model = tiny.unet()
-    assert f"{steps} steps of DDIM" in refusal(model, drawn(model, tmp_path), ddim_steps=steps)
+    assert named in refusal(model, drawn(model, tmp_path), ddim_steps=steps)
 
 
 @pytest.mark.parametrize("seeds", [["7", "3", "eleven"], [7, 3, -11], [7.0, 3.0, 11.5]])

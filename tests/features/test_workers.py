@@ -15,17 +15,18 @@ from commands import processes
 from dtrak import load_images
 from dtrak.engines.jobs import ThisProcess
 from dtrak.errors import DtrakError
-from dtrak.features.featurizing import FeatureSettings, featurize
-from dtrak.features.inputs import ModelInputs
-from dtrak.features.shards import Parts, SentWork, Work
-from dtrak.features.store import write_shard
+from dtrak.features.featurizing import Parts, Work
+from dtrak.features.model_inputs import ModelInputs
+from dtrak.features.spec import Spec
+from dtrak.gradients.copies import Copies
 from dtrak.images.images import Images
 from dtrak.images.objects import images_from
+from featurized import featurize
 from pictures_on_disk import save_image
 
 DIGITS = load_images("digits:train")
 COUNT = 70  # three shards
-SETTINGS = FeatureSettings(timesteps=2, projection="identity", parameters="conv_out")
+SETTINGS = Spec(timesteps="uniform:2", projection="identity", layers="conv_out")
 SHARD = "train-square-*/shard-00001.safetensors"
 
 
@@ -36,13 +37,16 @@ class Sending(ThisProcess):
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.came_home = 0  # shards
 
     def run(self, work: Any, context: Any, jobs: Any, *where: Any) -> Iterator[Any]:
         context = pickle.loads(pickle.dumps(context))
         for job in jobs:
             sent = pickle.dumps(job)
             self.sizes.append(len(sent))
-            yield job, work(context, pickle.loads(sent))
+            done = work(context, pickle.loads(sent))
+            self.came_home += getattr(done, "features", None) is not None
+            yield job, done
 
 
 class Blind(Sending):
@@ -121,25 +125,18 @@ class FarAway(Sending):
     """An engine whose workers do not see the stores: their folders have other files there."""
 
     def run(self, work: Any, context: Any, jobs: Any, *where: Any) -> Iterator[Any]:
-        far = replace(context, places=tuple(replace(one, part=(0, 0, 0)) for one in context.places))
+        far = replace(context, places=[(folder, (0, 0, 0)) for folder, _ in context.places])
         return super().run(work, far, jobs, *where)
 
 
 @pytest.mark.parametrize(("engine", "came_home"), [(Sending(), 0), (FarAway(), 3)])
 def test_a_worker_that_sees_the_stores_writes_them_and_from_others_features_come_home(
-    engine: Sending, came_home: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Sending, came_home: int, tmp_path: Path
 ) -> None:
     images, model = load_images(folder(tmp_path)), tiny.unet()
-    written: list[range] = []
-
-    def noted(stores: Any, rows: range, features: Any) -> None:
-        written.append(rows)
-        write_shard(stores, rows, features)
-
-    monkeypatch.setattr("dtrak.features.featurizing.write_shard", noted)  # a worker calls the function that it imported
     here = featurize(model, images, ["simple", "square"], SETTINGS, tmp_path / "here", "train")
     there = featurize(model, images, ["simple", "square"], SETTINGS, tmp_path / "there", "train", engine)
-    assert len(written) == came_home
+    assert engine.came_home == came_home
     for objective, store in here.items():
         assert there[objective].numpy().tobytes() == store.numpy().tobytes()
 
@@ -152,9 +149,9 @@ def test_what_a_worker_gets_does_not_grow_with_the_images(tmp_path: Path) -> Non
     sizes = []
     for count in (33, COUNT):
         inputs = ModelInputs(every.first(count))
-        work = Work(tiny.unet(), inputs, inputs.fingerprint, ("square",), SETTINGS, (0,))
+        work = Work(tiny.unet(), SETTINGS, (), Copies((0,)), {}, None, False)
         parts = Parts(inputs, [range(32)], by_name=True)
-        sizes.append((len(pickle.dumps(SentWork.of(work))), len(pickle.dumps(parts[0]))))
+        sizes.append((len(pickle.dumps(work)), len(pickle.dumps(parts[0]))))
     assert abs(sizes[0][0] - sizes[1][0]) < 100
     assert sizes[0][1] == sizes[1][1] < 32 * 400
 

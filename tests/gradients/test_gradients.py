@@ -10,8 +10,8 @@ from torch.func import functional_call, grad, vmap
 
 import tiny
 from dtrak import DiffusionModel
+from dtrak.attribution.settings import Settings
 from dtrak.errors import DtrakError, UsageError
-from dtrak.features.settings import FeatureSettings
 from dtrak.gradients.backward import can_share_a_pass
 from dtrak.gradients.copies import Copies
 from dtrak.gradients.featurizer import Featurizer
@@ -129,7 +129,7 @@ def test_noise_is_shared_unless_asked_otherwise() -> None:
 
 def test_noise_that_makes_no_sense_is_named() -> None:
     with pytest.raises(UsageError, match="unknown noise 'by-place:52:1000': choose from shared, per-image"):
-        FeatureSettings(noise="by-place:52:1000")
+        Settings(noise="by-place:52:1000")
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

@@ -19,8 +19,8 @@ from dtrak import DiffusionModel
 from dtrak.contracts import Array, Kernel, Rows
 from dtrak.engines.jobs import ThisProcess
 from dtrak.errors import UsageError
-from dtrak.features.featurizing import featurize
-from dtrak.features.settings import FeatureSettings
+from dtrak.features.featurizing import parameters_of
+from dtrak.features.spec import Spec
 from dtrak.features.store import FeatureStore
 from dtrak.gradients.copies import Copies
 from dtrak.gradients.featurizer import Featurizer
@@ -34,6 +34,7 @@ from dtrak.methods import METHODS, Gradients
 from dtrak.methods import Ridge as RidgeRecord
 from dtrak.models.diffusion import LATE, usual_parameters
 from dtrak.noise import gaussian
+from featurized import featurize
 from test_gradients import DEFEAT_HOOKS, MODELS, relative_error
 
 COPIES = Copies((50, 450, 950), draws=2, seed=7)
@@ -254,13 +255,16 @@ def test_one_kernel_for_each_copy_is_the_mean_of_traks(digits: Images, tmp_path:
 
 
 def test_a_shard_that_is_gone_or_damaged_is_made_again(digits: Images, tmp_path: Path) -> None:
-    model, how = tiny.unet(), FeatureSettings(timesteps="250,750", projection_dim=64, dtype="bfloat16")
-    before = featurize(model, digits, ["simple"], how, tmp_path, "train", apart=True)["simple"]
+    model, how = (
+        tiny.unet(),
+        Spec("final", "apart", "250,750", projection="factored", projection_dim=64, dtype="bfloat16"),
+    )
+    before = featurize(model, digits, ["simple"], how, tmp_path)["simple"]
     whole, shards = before.numpy(), sorted(before.folder.glob("shard-*"))
     assert len(shards) == 2
     shards[0].unlink()
     shards[1].write_bytes(shards[1].read_bytes()[:-3])
-    after = featurize(model, digits, ["simple"], how, tmp_path, "train", apart=True)["simple"]
+    after = featurize(model, digits, ["simple"], how, tmp_path)["simple"]
     assert after.numpy().tobytes() == whole.tobytes()
     assert after.nbytes == 40 * 2 * after.dim * 2
 
@@ -279,16 +283,13 @@ def test_the_command_scores_with_it_beside_others(own_run: Path, tmp_path: Path)
 
 def test_copies_have_gradients_of_the_later_layers(digits: Images, tmp_path: Path) -> None:
     """From a U-Net's middle to its end, unless parameters are named; averaged gradients are of all layers."""
-    model, how = tiny.unet(), FeatureSettings(timesteps=2, projection_dim=64)
-    some = digits.first(3)
-    apart, averaged, every = (
-        featurize(model, some, ["simple"], settings, tmp_path / name, "train", apart=name != "averaged")["simple"]
-        for name, settings in (("apart", how), ("averaged", how), ("every", replace(how, parameters="all")))
+    model = tiny.unet()
+    later, named = (
+        featurize(model, digits.first(3), ["simple"], Spec("final", "apart", layers=layers), tmp_path)["simple"]
+        for layers in ("later", LATE)
     )
-    assert apart.part["parameters"] == LATE
-    assert (averaged.part["parameters"], every.part["parameters"]) == ("all", "all")
-    named = featurize(model, some, ["simple"], replace(how, parameters=LATE), tmp_path / "late", "train", apart=True)
-    np.testing.assert_array_equal(named["simple"].numpy(), apart.numpy())
+    np.testing.assert_array_equal(named.numpy(), later.numpy())
+    assert [*parameters_of(model, Spec(layers="usual"))] == [*model.parameters("all")]
     chosen = {name.partition(".")[0] for name in model.parameters(LATE)}
     assert chosen == {"mid_block", "up_blocks", "conv_norm_out", "conv_out"}
     assert usual_parameters(torch.nn.Linear(2, 2), apart=True) == "all"

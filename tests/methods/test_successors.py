@@ -14,9 +14,6 @@ import dtrak
 import tiny
 from dtrak.attribution.settings import Settings
 from dtrak.errors import UsageError
-from dtrak.features.inputs import model_inputs
-from dtrak.features.residuals import residuals_of
-from dtrak.features.settings import FeatureSettings
 from dtrak.kernels.damping import Damping
 from dtrak.methods import nda
 from tiny_benchmark import TRAIN, VALIDATION
@@ -67,11 +64,10 @@ def test_residuals_are_kept_and_belong_to_their_noise(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"method": "das", "cache": tmp_path, "parameters": SMALL, "timesteps": 2}
     first, again = (dtrak.attribute(tiny.unet(), TRAIN, QUERIES, **asked).values for _ in range(2))
     np.testing.assert_array_equal(first, again)
-    assert len(list(tmp_path.glob("residuals-*.npy"))) == 1
-    inputs = model_inputs(tiny.unet(), TRAIN)
-    for settings in (FeatureSettings(timesteps=2, seed=1), FeatureSettings(timesteps=2, noise="per-image")):
-        residuals_of(tiny.unet(), inputs, settings, tmp_path)
-    assert len(list(tmp_path.glob("residuals-*.npy"))) == 3
+    assert len(list(tmp_path.glob("residuals-*"))) == 1
+    for other in ({"seed": 1}, {"noise": "per-image"}):
+        assert not np.allclose(dtrak.attribute(tiny.unet(), TRAIN, QUERIES, **asked | other).values, first)
+    assert len(list(tmp_path.glob("residuals-*"))) == 3
 
 
 def test_the_sum_of_squared_scores_is_taken_query_by_query(tmp_path: Path) -> None:

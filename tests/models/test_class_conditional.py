@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dtrak import DiffusionModel, attribute, load_images, load_model
 from dtrak.errors import UsageError
-from dtrak.features.featurizing import FeatureSettings, featurize
-from dtrak.features.inputs import model_inputs
+from dtrak.features.model_inputs import model_inputs
+from dtrak.features.spec import Spec
 from dtrak.images.images import Images
 from dtrak.models import new_model, save_model
 from dtrak.models.families import FAMILIES
@@ -21,6 +21,7 @@ from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
 from dtrak.runs.recipes import Training
 from dtrak.runs.training import Trainer
+from featurized import featurize
 from pictures_on_disk import refused
 
 UNET: dict[str, Any] = {
@@ -53,7 +54,7 @@ def test_features_are_gradients_given_the_class(folder: Path, digits: Images, tm
     told = model_inputs(model, digits).condition([0, 1])
     assert told["class_labels"].dtype == torch.int64
     assert told["class_labels"].tolist() == [int(one) for one in digits.columns["label"][:2]]
-    settings = FeatureSettings(timesteps="100,700", projection="identity")
+    settings = Spec(timesteps="100,700", projection="identity")
     found = featurize(model, digits, ["simple"], settings, tmp_path, "x")["simple"].numpy()
     network = UNet2DModel.from_pretrained(folder / "unet").eval()
     betas = DDPMScheduler(beta_schedule="linear", beta_end=0.02)
@@ -126,7 +127,7 @@ def test_several_tensors_with_their_own_types(digits: Images, tmp_path: Path) ->
         return {"y": labels[rows], "vector": vectors[rows]}
 
     model = DiffusionModel(Own(), DDIMScheduler(), (1, 8, 8), conditioner=told)
-    settings = FeatureSettings(timesteps="100,700", projection="identity")
+    settings = Spec(timesteps="100,700", projection="identity")
     found = featurize(model, digits, ["simple"], settings, tmp_path, "x")["simple"].numpy()
     for row in (1, 4):
         noise = torch.stack([gaussian((1, 8, 8), 0, t, 0) for t in (100, 700)])

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from commands import dtrak
 from dtrak import DiffusionModel
-from dtrak.features.featurizing import FeatureSettings, featurize
+from dtrak.features.spec import Spec
 from dtrak.images.images import Images, load_images
 from dtrak.models import load_model
 from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
+from featurized import featurize
 from tiny_pipelines import save_tiny
 
 SHAPE, TIMESTEPS = (1, 8, 8), (0, 300, 999)
@@ -51,7 +52,7 @@ def digits() -> Images:
 
 
 def features(model: DiffusionModel, folder: Path) -> np.ndarray:
-    settings = FeatureSettings(timesteps=",".join(map(str, TIMESTEPS)), projection="identity")
+    settings = Spec(timesteps=",".join(map(str, TIMESTEPS)), projection="identity")
     found: np.ndarray = featurize(model, digits(), ["simple"], settings, folder, "train")["simple"].numpy()
     return found
 
@@ -67,7 +68,7 @@ def compare(found: np.ndarray, network: Any, loss: Any) -> None:
 
 def test_a_score_based_model(tmp_path: Path) -> None:
     """NCSN++ works on pixels in [0, 1] and predicts −ε / σ; its loss is the mean of (σ · score + ε)²."""
-    scheduler, network = ScoreSdeVeScheduler(num_train_timesteps=1000), unet(time_embedding_type="fourier")
+    scheduler, network = ScoreSdeVeScheduler(num_train_timesteps="uniform:1000"), unet(time_embedding_type="fourier")
     ScoreSdeVePipeline(network, scheduler).save_pretrained(tmp_path / "model")
     model = load_model(str(tmp_path / "model"))
     assert model.process.timesteps == 1000

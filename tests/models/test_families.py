@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from torch import Tensor
 
 from dtrak import attribute
-from dtrak.features.featurizing import FeatureSettings, featurize
-from dtrak.features.inputs import model_inputs
+from dtrak.features.model_inputs import model_inputs
+from dtrak.features.spec import Spec
 from dtrak.images.images import Images
 from dtrak.models import load_model
 from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
+from featurized import featurize
 from tiny_pipelines import MAKERS, SIDE, latent_diffusion_kl, pixart_alpha, save_tiny
 from training_losses import FLOWS, latents_by_diffusers, network_of, training_loss
 
@@ -78,11 +80,11 @@ def compare_features(kind: str, model: Any, pipeline: Any, images: Images, folde
     }
     latents = latents_by_diffusers(pipeline, images.tensor(range(len(images))))
     assert torch.allclose(model_inputs(model, images).tensor(range(len(images))), latents, atol=1e-5)
-    settings = FeatureSettings(
-        timesteps=",".join(map(str, TIMESTEPS)), projection="identity", parameters=None if model.has_lora else "all"
+    settings = Spec(
+        timesteps=",".join(map(str, TIMESTEPS)), projection="identity", layers="usual" if model.has_lora else "all"
     )
     mean = featurize(model, images, ["simple"], settings, folder, "mean")["simple"].numpy()
-    apart = featurize(model, images, ["simple"], settings, folder, "apart", apart=True)["simple"].numpy()
+    apart = featurize(model, images, ["simple"], replace(settings, copies="apart"), folder, "apart")["simple"].numpy()
     assert [*model.parameters()] == [*named]
     for row in range(len(images)):
         rows = []

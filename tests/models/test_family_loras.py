@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dtrak.errors import UsageError
-from dtrak.features.featurizing import FeatureSettings, featurize
-from dtrak.features.inputs import model_inputs
+from dtrak.features.model_inputs import model_inputs
+from dtrak.features.spec import Spec
 from dtrak.gradients.backward import can_share_a_pass
 from dtrak.gradients.factored import Factored
 from dtrak.images.images import Images
@@ -26,6 +26,7 @@ from dtrak.models.pipelines import PEFT_CONFIG
 from dtrak.noise import gaussian
 from dtrak.runs.recipes import Training
 from dtrak.runs.training import Trainer
+from featurized import featurize
 from tiny_pipelines import MAKERS, save_tiny
 from training_losses import latents_by_diffusers, training_loss
 
@@ -104,8 +105,8 @@ def test_factored_features_of_transformers(
     inputs = model_inputs(model, images)
     parameters = model.parameters()
     assert can_share_a_pass(model, set(parameters), inputs.condition([0]))
-    settings = FeatureSettings(timesteps="100,700", projection="factored", projection_dim=3000)
-    found = featurize(model, inputs, ["simple"], settings, tmp_path, "x", apart=True)["simple"].numpy()
+    settings = Spec(copies="apart", timesteps="100,700", projection="factored", projection_dim=3000)
+    found = featurize(model, inputs, ["simple"], settings, tmp_path, "x")["simple"].numpy()
     projection = Factored(3000, {name: tuple(value.shape) for name, value in parameters.items()}, 0)
     pipeline = DiffusionPipeline.from_pretrained(folders(kind))
     latents = latents_by_diffusers(pipeline, images.tensor(range(2)))
@@ -182,7 +183,7 @@ def test_half_precision(folders: Callable[[str], Path], paintings: Images, tmp_p
     )
     assert half.precision == torch.bfloat16
     assert all(value.dtype == torch.float32 for value in half.parameters().values())
-    settings = FeatureSettings(timesteps="100,700", projection="identity")
+    settings = Spec(timesteps="100,700", projection="identity")
     first, second = (
         featurize(one, images, ["simple"], settings, tmp_path / str(number), "x")["simple"].numpy()
         for number, one in enumerate((whole, half))
@@ -202,13 +203,14 @@ def test_activations_are_computed_again_where_memory_is_short(
     """The features are the same."""
     images, base = told(paintings.first(2)), folders(kind)
     save_model(trained(kind, base, images), tmp_path / "lora")
-    settings, found = FeatureSettings(timesteps="100,700", projection="identity"), []
+    found = []
     for short in (False, True):
         model = load_model(str(tmp_path / "lora")).fitted_to(images.shape)
         if short:
             monkeypatch.setattr("dtrak.gradients.featurizer.total_memory", lambda device: 1000)
-        for apart in (False, True):
-            stores = featurize(model, images, ["simple"], settings, tmp_path / f"{short}", "x", apart=apart)
+        for copies in ("averaged", "apart"):
+            settings = Spec(copies=copies, timesteps="100,700", projection="identity")
+            stores = featurize(model, images, ["simple"], settings, tmp_path / f"{short}", "x")
             found.append(stores["simple"].numpy().reshape(2, -1))
         assert any(getattr(one, "gradient_checkpointing", False) for one in model.network.modules()) == short
     np.testing.assert_allclose(found[2], found[0], rtol=0, atol=1e-5)

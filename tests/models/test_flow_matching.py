@@ -9,13 +9,14 @@ from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 from torch import Tensor, nn
 
 from dtrak import DiffusionModel, attribute
-from dtrak.features.featurizing import FeatureSettings, featurize
+from dtrak.features.spec import Spec
 from dtrak.images.images import load_images
 from dtrak.models.noise_process import Flow
 from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
 from dtrak.runs.recipes import Training
 from dtrak.runs.training import Trainer
+from featurized import featurize
 
 SHAPE = (1, 8, 8)
 
@@ -105,7 +106,7 @@ def test_elbo_weight_is_that_of_the_log_signal_to_noise_ratio() -> None:
 
 def test_features_are_gradients_of_the_flow_matching_loss(tmp_path: Path) -> None:
     model, images = transformer(), load_images("digits:train").select(range(3))
-    settings = FeatureSettings(timesteps="50,600", projection="identity")
+    settings = Spec(timesteps="50,600", projection="identity")
     stores = featurize(model, images, ["simple", "square"], settings, tmp_path, "train")
     parameters = list(model.network.parameters())
     for row in range(3):

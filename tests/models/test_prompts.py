@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dtrak import attribute
 from dtrak.errors import UsageError
-from dtrak.features.inputs import model_inputs
+from dtrak.features.model_inputs import model_inputs
 from dtrak.images.images import Images
 from dtrak.models import load_model
 from dtrak.models.prompts import prompts_of

@@ -10,7 +10,7 @@ from diffusers import AutoencoderKL, DDPMScheduler, FlowMatchEulerDiscreteSchedu
 from torch import Tensor, nn
 
 from dtrak import DiffusionModel, attribute
-from dtrak.features.featurizing import FeatureSettings, featurize
+from dtrak.features.spec import Spec
 from dtrak.images.images import load_images
 from dtrak.models.autoencoder import Autoencoder
 from dtrak.models.conditions import Condition
@@ -19,6 +19,7 @@ from dtrak.models.sampling import sample
 from dtrak.noise import gaussian
 from dtrak.runs.recipes import Training
 from dtrak.runs.training import Trainer
+from featurized import featurize
 from test_flow_matching import SHAPE, small_transformer
 from tiny_stable_diffusion import save_paintings
 
@@ -98,7 +99,7 @@ def test_prompts_go_through_several_encoders(kind: str, tmp_path: Path) -> None:
     trainer = Trainer(model, images, Training(epochs=5, batch_size=10, learning_rate=3e-3, prompt_dropout=0.1))
     while trainer.step < trainer.steps:
         trainer.take_step()
-    settings = FeatureSettings(timesteps="300,800", projection="identity")
+    settings = Spec(timesteps="300,800", projection="identity")
     found = torch.from_numpy(featurize(model, images, ["simple"], settings, tmp_path, "train")["simple"].numpy()[4])
     told, clean = LettersAndLength()([str(images.columns["label"][4])]), images.tensor([4])
     losses = [training_loss(model, clean, gaussian(SHAPE, 0, t, 0)[None], t, told) for t in (300, 800)]

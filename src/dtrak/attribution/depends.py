@@ -46,6 +46,22 @@ def of_features(facts: Facts, spec: Spec, objective: str, side: Side, member: in
     }
 
 
+def of_passes(facts: Facts, spec: Spec, *more: str) -> dict[str, Any]:
+    """What passes of the training images through the model give without a projection; `more` of the spec may count."""
+    return {
+        "version": VERSION,
+        "model": of_model(facts["members"]["final"][0]),
+        "spec": {name: spec.facts[name] for name in (*NOISED_BY, "autocast", *more)},
+        "images": next(iter(of_images(facts, "train").values())),
+    }
+
+
+def of_embeddings(facts: Facts, side: Side) -> dict[str, Any]:
+    """The embeddings of the images of one side."""
+    images = facts["train" if side == "train" else "queries"]
+    return {"encoder": facts["encoder"], "images": {name: images[name] for name in ("shape", "pixels")}}
+
+
 def of_kernel(
     facts: Facts, method: Method, spec: Spec, objectives: Sequence[str], member: int, copy: int | None
 ) -> dict[str, Any]:

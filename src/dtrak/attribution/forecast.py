@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dtrak.attribution.index_building import NUMBERS
-from dtrak.features.settings import FeatureSettings
+from dtrak.features.spec import Spec
 from dtrak.features.store import DTYPES
+from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.image_files import Picture
 from dtrak.images.images import Images
 from dtrak.kernels.rows import KEPT_BYTES
@@ -101,13 +102,15 @@ def forecast(images: int, rate: float, workers: int, said: str) -> Table:
 def measured_rate(model: "DiffusionModel", parameters: str | None = None) -> float:
     """Return the passes in a second of this machine, for features of one objective."""
     from dtrak.features.featurizing import featurize
+    from dtrak.features.model_inputs import model_inputs
 
-    settings = FeatureSettings(timesteps=2, projection_dim=1024, parameters=parameters)
-    pictures = _random_pictures(model)
+    inputs, objectives = model_inputs(model, _random_pictures(model)), {"simple": OBJECTIVES["simple"]}
+    layers = parameters or "later"
+    spec = Spec("final", "apart", timesteps="visible:2", layers=layers, projection="factored", projection_dim=1024)
     with TemporaryDirectory() as folder:
-        featurize(model, pictures.first(1), ["simple"], settings, Path(folder) / "first", "train", apart=True)
-        store = featurize(model, pictures, ["simple"], settings, Path(folder), "train", apart=True)["simple"]
-        seconds = store.cost.gradients + store.cost.projection
+        featurize(model, inputs.select([0]), spec, objectives, {"simple": (Path(folder, "first"), {})})
+        cost = featurize(model, inputs, spec, objectives, {"simple": (Path(folder, "every"), {})})["simple"].cost
+        seconds = cost.gradients + cost.projection
     return 2 * MEASURED / max(seconds, 1e-9)
 
 

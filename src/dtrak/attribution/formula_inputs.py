@@ -15,7 +15,7 @@ from dtrak.attribution.required_gradients import objectives_of, rule_of, spec_of
 from dtrak.attribution.settings import Settings
 from dtrak.contracts import EVERY, Counts, Kernel, KernelInput, NoisedQueries, RetrainedLosses, Rows, Values, Vectors
 from dtrak.errors import UsageError
-from dtrak.features.inputs import ModelInputs
+from dtrak.features.model_inputs import ModelInputs
 from dtrak.features.spec import Spec
 from dtrak.fingerprints import hash_of
 from dtrak.gradients.copies import Copies, timesteps_of

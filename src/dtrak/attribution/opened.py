@@ -28,22 +28,18 @@ from dtrak.attribution.required_gradients import (
 from dtrak.devices import devices, total_memory
 from dtrak.engines import Engine
 from dtrak.errors import UsageError, check_known
-from dtrak.features.curvature import kept_directions
+from dtrak.features.curvature_pass import kept_directions
 from dtrak.features.encoders import Encoder, embed, load_encoder
-from dtrak.features.featurizing import featurize
-from dtrak.features.inputs import ModelInputs, model_inputs
-from dtrak.features.residuals import residuals_of
-from dtrak.features.settings import FeatureSettings
+from dtrak.features.featurizing import featurize, residuals_of
+from dtrak.features.model_inputs import ModelInputs, model_inputs
 from dtrak.features.spec import Spec
 from dtrak.features.store import Cost, FeatureStore
 from dtrak.features.trajectories import Trajectories
-from dtrak.files import as_npy, write_bytes
 from dtrak.fingerprints import Facts, hash_of, of_object
 from dtrak.gradients.kronecker_factors import Directions
 from dtrak.images.images import Images, ImageSource
 from dtrak.methods.method import Embeddings, Gradients, Kronecker, Method, Outcomes, Ridge
 from dtrak.models import DiffusionModel
-from dtrak.models.diffusion import usual_parameters
 from dtrak.models.model_source import ModelSource
 from dtrak.noise import stable_hash
 from dtrak.progress import say
@@ -214,7 +210,7 @@ class Opened:
 
     # what is made of it
 
-    def stores(self, spec: Spec, side: depends.Side, member: int = 0, share: Any = None) -> Stores:
+    def stores(self, spec: Spec, side: depends.Side, member: int = 0, share: tuple[int, int] | None = None) -> Stores:
         """Return the features of one side by one of the models, for all objectives that the methods need of them.
 
         What a folder has is not computed again. With a `share`, only that share of the training images is.
@@ -225,13 +221,24 @@ class Opened:
         parts = {one: depends.of_features(self.facts, spec, one, side, member) for one in objectives}
 
         def make() -> Stores:
-            model, settings = self.model(spec.models, member), self.feature_settings(spec, member)
-            if side == "trajectories" and self.question.settings.step is not None:
-                settings = replace(settings, draws=DRAWS_AT_ONE_STEP)
+            settings, asked = self.question.settings, spec
+            if spec.models != "final":  # each model has a projection of its own
+                name = self.facts["members"][spec.models][member]["name"]
+                asked = replace(asked, projection_seed=stable_hash(f"{settings.seed} {name}") >> 1)
+            if side == "trajectories" and settings.step is not None:
+                asked = replace(asked, draws=DRAWS_AT_ONE_STEP)
             folder = self.folder if side == "train" else self.queries_folder
-            inputs = self.trajectories() if side == "trajectories" else self.inputs(side)
-            apart = spec.copies == "apart"
-            return featurize(model, inputs, objectives, settings, folder, side, self.engine, apart=apart, share=share)
+            return featurize(
+                self.model(spec.models, member),
+                self.trajectories() if side == "trajectories" else self.inputs(side),
+                asked,
+                {one: objective_of(one, settings) for one in objectives},
+                {one: (folder / f"{side}-{one}", part) for one, part in parts.items()},
+                engine=self.engine,
+                batch_size=settings.batch_size,
+                skip_bad=settings.skip_bad,
+                share=share,
+            )
 
         return self.once([side, parts], make, side != "train")
 
@@ -241,38 +248,18 @@ class Opened:
             for member in range(len(self.members(spec.models))):
                 self.stores(spec, "train", member, share)
 
-    def feature_settings(self, spec: Spec, member: int = 0) -> FeatureSettings:
-        model, settings = self.model(spec.models, member), self.question.settings
-        layers = {word: usual_parameters(model.network, word == "later") for word in ("usual", "later")}
-        seed = spec.projection_seed
-        if spec.models != "final":
-            name = self.facts["members"][spec.models][member]["name"]
-            seed = stable_hash(f"{settings.seed} {name}") >> 1
-        return FeatureSettings(
-            timesteps=spec.timesteps,
-            draws=spec.draws,
-            noise=spec.noise,
-            projection=str(spec.projection),
-            projection_dim=spec.projection_dim or 1,
-            parameters=layers.get(spec.layers, spec.layers),
-            seed=spec.seed,
-            projection_seed=seed,
-            dtype=spec.dtype,
-            autocast=spec.autocast,
-            batch_size=settings.batch_size,
-            skip_bad=settings.skip_bad,
-        )
-
     def directions(self, spec: Spec, store: FeatureStore) -> Directions:
         """Return the Kronecker directions of the training images; those that the store left out do not count."""
-        images, settings = self.inputs("train"), self.feature_settings(spec)
-        if settings.skip_bad and (bad := set(store.left_out())):
-            images = images.select([row for row in range(len(images)) if row not in bad])
-        return kept_directions(self.model(), images, settings, self.folder)
+        inputs, settings, bad = self.inputs("train"), self.question.settings, store.left_out()
+        if bad:
+            inputs = inputs.select([row for row in range(len(inputs)) if row not in set(bad)])
+        part = {**depends.of_passes(self.facts, spec, "layers"), "left_out": bad}
+        return kept_directions(self.model(), inputs, spec, self.folder, part, settings.batch_size)
 
     def residuals(self, spec: Spec) -> NDArray[np.float32]:
         """Return how far the prediction for every copy of the training images is from its target, [N, C]."""
-        return residuals_of(self.model(), self.inputs("train"), self.feature_settings(spec), self.folder)
+        part = depends.of_passes(self.facts, spec)
+        return residuals_of(self.model(), self.inputs("train"), spec, self.folder, part)
 
     def cost(self, method: Method) -> Cost:
         """Return what the features of a method took; objectives that share passes share their cost. Make them first."""
@@ -296,15 +283,8 @@ class Opened:
 
     def embeddings(self, side: depends.Side) -> NDArray[np.float32]:
         """Return the embeddings of the images of a side, [N, d]."""
-        part = {"encoder": self.facts["encoder"], **depends.of_images(self.facts, side)}
-        folder = self.folder if side == "train" else self.queries_folder
-
-        def make() -> NDArray[np.float32]:
-            path = folder / f"embeddings-{hash_of(part)}.npy"
-            if not path.exists():
-                write_bytes(path, as_npy(embed(self.encoder, self.images(side))))
-            return np.asarray(np.load(path, allow_pickle=False))
-
+        part, folder = depends.of_embeddings(self.facts, side), self.folder if side == "train" else self.queries_folder
+        make = partial(embed, self.encoder, self.images(side), folder, part)
         return self.once(["embeddings", part], make, side != "train")
 
     @cached_property

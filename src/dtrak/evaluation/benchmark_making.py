@@ -21,7 +21,7 @@ from dtrak.checks import check_number, first_difference, first_mistake, shortene
 from dtrak.engines import Engine
 from dtrak.errors import UsageError, check_known
 from dtrak.evaluation.training_jobs import Arrays, Outputs, Retraining, TrainingJob, random_subsets, results
-from dtrak.features.inputs import ModelInputs
+from dtrak.features.model_inputs import ModelInputs
 from dtrak.files import alone_in, as_npy, as_npz, clear_leftovers, whole_folder, write_bytes, write_json
 from dtrak.gradients.copies import select_timesteps
 from dtrak.gradients.objectives import OBJECTIVES

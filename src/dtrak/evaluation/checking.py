@@ -14,9 +14,8 @@ from dtrak.devices import total_memory
 from dtrak.errors import UsageError
 from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.evaluation.comparison import uses_retrained
-from dtrak.features.encoders import load_encoder
+from dtrak.features.encoders import DEFAULT_ENCODER, load_encoder
 from dtrak.features.featurizing import check_copies
-from dtrak.features.settings import DEFAULT_ENCODER
 from dtrak.gradients.copies import select_timesteps
 from dtrak.images.sources import find_source
 from dtrak.methods import EVERY_METHOD, Method

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dtrak.devices import reproducible, total_memory
 from dtrak.errors import DtrakError
-from dtrak.features.inputs import ModelInputs, model_inputs
+from dtrak.features.model_inputs import ModelInputs, model_inputs
 from dtrak.gradients.featurizer import activation_bytes
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import Images

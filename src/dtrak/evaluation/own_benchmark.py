@@ -25,7 +25,7 @@ from dtrak.evaluation.benchmark_making import as_arrays, write_losses
 from dtrak.evaluation.counterfactual import highest
 from dtrak.evaluation.outputs import model_outputs
 from dtrak.evaluation.training_jobs import random_subsets, read_arrays
-from dtrak.features.inputs import ModelInputs
+from dtrak.features.model_inputs import ModelInputs
 from dtrak.files import as_npz, whole_folder, write_bytes, write_json
 from dtrak.gradients.copies import select_timesteps
 from dtrak.images.images import Images

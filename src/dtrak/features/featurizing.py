@@ -1,68 +1,197 @@
-"""Compute the features of images and keep them on disk: this file decides what is missing, and runs the loop."""
+"""Compute the features of images and keep them on disk: what is missing, the loop, a shard here or on a worker.
+
+A worker gets the model once, and then the images of one shard after the other: their names where it can open their
+source itself, otherwise their pixels. So no process needs all images. A worker that sees the stores writes the shard
+itself; otherwise the features come home.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import dill
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from dtrak.contracts import Engine, Objective, Projection
 from dtrak.devices import total_memory, useful_threads
-from dtrak.engines import Engine, device_of_worker, gpu_of
+from dtrak.engines import device_of_worker, gpu_of
 from dtrak.errors import DtrakError, UsageError
-from dtrak.features.inputs import ModelInputs, model_inputs
-from dtrak.features.settings import FeatureSettings
-from dtrak.features.shards import Part, Parts, SentWork, Shard, Unseen, Work, part_of, shard_of, shard_of_sent
-from dtrak.features.store import COST, Cost, FeatureStore, fill, lent, missing_shards, write_shard
+from dtrak.features.filling import fill, kept_rows, lent, missing_shards, write_shard
+from dtrak.features.model_inputs import ModelInputs
+from dtrak.features.spec import Spec
+from dtrak.features.store import COST, PART, Cost, FeatureStore
 from dtrak.features.trajectories import Trajectories
 from dtrak.files import clear_leftovers, write_json
-from dtrak.gradients.copies import timesteps_of
-from dtrak.gradients.objectives import get_objective
-from dtrak.images.images import Images
+from dtrak.fingerprints import Facts
+from dtrak.gradients.copies import Copies, timesteps_of
+from dtrak.gradients.featurizer import Featurizer, NotFiniteError, activation_bytes
+from dtrak.gradients.projections import make_projection
 from dtrak.models import DiffusionModel
+from dtrak.models.conditions import Condition, moved, repeated
+from dtrak.models.diffusion import usual_parameters
+from dtrak.models.memory import copies_that_fit
 from dtrak.progress import progress_bar, say
 
 COPY_BYTES = 200  # what a noised copy takes in memory, in addition to its noise
+MOST_COPIES = 64  # that share a forward pass for residuals
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Everything that the features of an image depend on, and how they are computed. It is sent to workers once."""
+
+    model: DiffusionModel
+    spec: Spec
+    objectives: Sequence[Objective]
+    copies: Copies
+    condition: Condition  # of any one image, to try the network with
+    batch_size: int | None
+    skip_bad: bool
+    device: str | None = None  # the device to compute on; None means the one that the model is on
+    places: Sequence[tuple[str, tuple[int, int, int]]] = ()  # the stores' folders, and what their files are on the disk
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Functions and classes of a notebook are sent with their code."""
+        values = [getattr(self, one.name) for one in fields(self)]
+        return _received, (dill.dumps(values, recurse=True),)
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return parameters_of(self.model, self.spec)
+
+    @cached_property
+    def projection(self) -> Projection:
+        spec, shapes = self.spec, {name: tuple(value.shape) for name, value in self.parameters.items()}
+        seed = spec.seed if spec.projection_seed is None else spec.projection_seed
+        return make_projection(spec.projection, spec.projection_dim, shapes, seed)
+
+    @cached_property
+    def features(self) -> Featurizer:
+        return Featurizer(
+            self.model.to(self.device or self.model.device),
+            self.objectives,
+            self.copies,
+            self.projection,
+            self.parameters,
+            condition=self.condition,
+            apart=self.spec.copies == "apart",
+            batch_size=self.batch_size,
+            autocast=self.spec.autocast,
+        )
+
+    @cached_property
+    def stores(self) -> list[FeatureStore]:
+        """The stores, if this process sees all of them; none otherwise."""
+        is_seen = all(_on_disk(Path(folder)) == found for folder, found in self.places)
+        return [FeatureStore.open(Path(folder)) for folder, _ in self.places] if is_seen else []
+
+
+def _received(content: bytes) -> Work:
+    return Work(*dill.loads(content))
+
+
+def _on_disk(folder: Path) -> tuple[int, int, int] | None:
+    """Return what tells a store from that in a folder of the same name on another machine."""
+    try:
+        found = os.stat(folder / PART)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a worker returns: features, or None if it has written them, and the seconds that they took."""
+
+    features: NDArray[np.float32] | None  # not a tensor, which would be sent through shared memory
+    cost: Cost
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The images of one shard, as a worker gets them."""
+
+    rows: range
+    inputs: ModelInputs
+
+    def __str__(self) -> str:
+        return f"images {self.rows.start:,} to {self.rows.stop - 1:,}"
+
+
+@dataclass(frozen=True, eq=False)
+class Parts(Sequence[Part]):
+    """The parts of several shards. Each is made when it is asked for, so that few are in memory."""
+
+    inputs: ModelInputs | Trajectories
+    shards: Sequence[range]
+    by_name: bool  # whether workers read the images themselves
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = self.shards[index]
+        return Part(rows, self.inputs.select(rows).sent(self.by_name))
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What a worker returns if it cannot read the images of a part."""
+
+    reason: str
 
 
 def featurize(
     model: DiffusionModel,
-    images: Images | ModelInputs | Trajectories,
-    objectives: Sequence[str],
-    settings: FeatureSettings,
-    folder: Path,
-    name: str,
-    engine: Engine | None = None,
+    inputs: ModelInputs | Trajectories,
+    spec: Spec,
+    objectives: Mapping[str, Objective],
+    places: Mapping[str, tuple[Path, Facts]],
     *,
-    apart: bool = False,
+    engine: Engine | None = None,
+    batch_size: int | None = None,
+    skip_bad: bool = False,
     share: tuple[int, int] | None = None,
 ) -> dict[str, FeatureStore]:
-    """Fill one store for each objective, `folder/name-objective-FINGERPRINT`. What a store has is not computed again.
+    """Return a store for each objective. What it has is not computed again.
 
-    If copies are kept `apart`, each has its own row. With a `share` (i, n), only every n-th of the stores' shards is
-    filled, from the i-th on, in this process.
-
-    The objectives of one call share their forward passes. Trajectories have timesteps of their own. The work is done
-    in this process, or by the workers of an engine.
+    `places` are the folder and the part of each store (`FeatureStore.create`). The objectives of one call share their
+    forward passes. Trajectories have timesteps of their own. The work is done in this process, or by the workers of an
+    `engine`; with a `share` (i, n), only every n-th shard is computed, from the i-th on, in this process.
     """
-    for objective in objectives:
-        get_objective(objective)
-    if isinstance(images, Trajectories):
-        timesteps = images.timesteps
-    else:
-        images = model_inputs(model, images)
-        timesteps = timesteps_of(model, settings.timesteps, "visible" if apart else "uniform")
-    check_copies(len(timesteps), settings.draws, model.shape, model.device)
-    work = Work(model, images, images.fingerprint, tuple(objectives), settings, timesteps, apart)
-    stores = {objective: _store(work, objective, folder / f"{name}-{objective}") for objective in objectives}
-    incomplete = {objective: store for objective, store in stores.items() if store.missing()}
+    timesteps = inputs.timesteps if isinstance(inputs, Trajectories) else timesteps_of(model, spec.timesteps)
+    check_copies(len(timesteps), spec.draws, model.shape, model.device)
+    copies = Copies(timesteps, spec.draws, spec.noise, spec.seed, _name_of(inputs))
+    work = Work(model, spec, (), copies, {}, batch_size, skip_bad)
+    of_copies = (len(copies.pairs()),) if spec.copies == "apart" else ()
+    shape = (*of_copies, work.projection.dim)
+    hashes = inputs.hashes if spec.noise == "shared" else None
+    stores = {name: FeatureStore.create(*places[name], len(inputs), shape, spec.dtype, hashes) for name in objectives}
+    incomplete = {name: store for name, store in stores.items() if store.missing()}
     if incomplete:
-        work = replace(work, model=model.denoiser(), objectives=tuple(incomplete))
-        _announce(work, sum(one.nbytes for one in incomplete.values()))
-        _fill(work, list(incomplete.values()), engine, share)
-    if share is None:
-        _report_left_out(stores, images, settings.skip_bad)
+        passes, parameters = len(inputs) * len(copies.pairs()), sum(one.numel() for one in work.parameters.values())
+        say(
+            f"features of {inputs.source}: {len(inputs):,} images × {len(copies.pairs())} copies = {passes:,} passes, "
+            f"{parameters:,} parameters → {shape[-1]:,} numbers, "
+            f"{sum(store.nbytes for store in incomplete.values()) / 1e6:,.1f} MB on disk"
+        )
+        wanted, condition = [objectives[name] for name in incomplete], inputs.select([0]).condition([0])
+        work = replace(work, model=model.denoiser(), objectives=wanted, condition=condition)
+        _fill(work, inputs, list(incomplete.values()), engine, share)
+    for name, store in stores.items() if share is None else ():
+        if ids := ", ".join(str(inputs.ids[row]) for row in store.left_out()):
+            message = f"of {inputs.source}, the gradient of {name} is zero or not finite for {ids}"
+            if not skip_bad:
+                raise DtrakError(f"{message} (--skip-bad leaves them out)")
+            say(f"Left out: {message}")
     return stores
 
 
@@ -76,37 +205,35 @@ def check_copies(timesteps: int, draws: int, shape: tuple[int, ...], device: tor
         )
 
 
-def _announce(work: Work, size: int) -> None:
-    copies = len(work.timesteps) * work.settings.draws
-    parameters = sum(value.numel() for value in work.parameters.values())
-    say(
-        f"features of {work.images.source}: {len(work.images):,} images × {copies} copies = "
-        f"{len(work.images) * copies:,} passes, {parameters:,} parameters → {work.projection.dim:,} numbers, "
-        f"{size / 1e6:,.1f} MB on disk"
-    )
+def parameters_of(model: DiffusionModel, spec: Spec) -> dict[str, nn.Parameter]:
+    """Return the parameters whose gradients are taken, by name."""
+    words = {"usual": False, "later": True}
+    is_word = spec.layers in words
+    return model.parameters(usual_parameters(model.network, words[spec.layers]) if is_word else spec.layers)
 
 
-def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None, share: tuple[int, int] | None) -> None:
+def _fill(
+    work: Work,
+    inputs: ModelInputs | Trajectories,
+    stores: list[FeatureStore],
+    engine: Engine | None,
+    share: tuple[int, int] | None,
+) -> None:
     """Compute what the stores of the work's objectives lack, and keep how many seconds a row took."""
-    total, rows_done = Cost(), 0
-
-    def counted(rows: Sequence[int], shard: Shard) -> Tensor | None:
-        nonlocal total, rows_done
-        total, rows_done = total + shard.cost, rows_done + len(rows)
-        return None if shard.features is None else torch.from_numpy(shard.features)
+    total, rows_done, shards = Cost(), 0, stores[0].shards
 
     def computed(rows: Sequence[int]) -> Tensor:
-        features = counted(rows, shard_of(work, part_of(work.images, rows), advance))
-        assert features is not None
+        nonlocal total, rows_done
+        features, cost = compute(work, inputs.select(rows), advance)
+        total, rows_done = total + cost, rows_done + len(rows)
         return features
 
-    shards = stores[0].shards
     first, step = share or (1, 1)
     with progress_bar("features", sum(map(len, shards[first - 1 :: step])), "images") as advance:
         if engine is None or share is not None:
             fill(stores, computed, advance, share)
         else:
-            missing: list[range] = []
+            missing = []
             for rows in (shards[index] for index in missing_shards(stores, advance)):
                 found = lent(stores, rows)
                 if len(found) < len(rows):  # workers compute whole shards
@@ -114,86 +241,130 @@ def _fill(work: Work, stores: list[FeatureStore], engine: Engine | None, share: 
                 else:
                     write_shard(stores, rows, torch.stack([found[row] for row in rows], 1))
                     advance(len(rows))
-            for done, shard in _shards_by(engine, work, stores, missing):
-                features = counted(done, shard)
-                if features is not None:
-                    write_shard(stores, done, features)
-                advance(len(done))
-    if rows_done:  # other processes may have computed all of them
-        for store in stores:
-            write_json(store.folder / COST, asdict(total * (1 / (rows_done * len(stores)))))
+            for rows, shard in _shards_by(engine, work, inputs, stores, missing):
+                total, rows_done = total + shard.cost, rows_done + len(rows)
+                if shard.features is not None:
+                    write_shard(stores, rows, torch.from_numpy(shard.features))
+                advance(len(rows))
+    for store in stores if rows_done else ():  # other processes may have computed all of them
+        write_json(store.folder / COST, asdict(total * (1 / (rows_done * len(stores)))))
 
 
 def _shards_by(
-    engine: Engine, work: Work, stores: Sequence[FeatureStore], missing: list[range]
-) -> Iterator[tuple[Sequence[int], Shard]]:
+    engine: Engine,
+    work: Work,
+    inputs: ModelInputs | Trajectories,
+    stores: Sequence[FeatureStore],
+    missing: Sequence[range],
+) -> Iterator[tuple[range, Shard]]:
     """Yield shards as an engine's workers finish them; each has as many threads as this process would take for it.
 
     Workers read the images themselves. If one cannot, the pixels of the shards that are still missing are sent.
     """
-    left = {rows[0]: rows for rows in missing}
-    for part, shard in _run(engine, work, stores, Parts(work.images, missing, by_name=True)):
-        if isinstance(shard, Unseen):
-            part_of(work.images, part.rows).loaded()  # if the image is gone here, too, this says so
-            break
-        del left[part.rows[0]]
-        yield part.rows, shard
-    else:
-        return
-    say(f"workers cannot read {work.images.source} themselves ({shard.reason}): pixels are sent to them")
-    for part, shard in _run(engine, work, stores, Parts(work.images, [*left.values()], by_name=False)):
-        assert isinstance(shard, Shard)
-        yield part.rows, shard
-
-
-def _run(
-    engine: Engine, work: Work, stores: Sequence[FeatureStore], parts: Parts
-) -> Iterator[tuple[Part, Shard | Unseen]]:
-    threads = useful_threads(work.features.pass_bytes, torch.get_num_threads())
-    device = work.model.device
+    threads, device = useful_threads(work.features.pass_bytes, torch.get_num_threads()), work.model.device
     gpu, card = gpu_of(str(device))
+    places = [(os.path.abspath(store.folder), _on_disk(store.folder) or (0, 0, 0)) for store in stores]
+    left = dict.fromkeys(missing)
     try:
         if gpu and not engine.is_here:
             work.model.to("cpu")  # a worker may know this GPU under another name
-        sent = SentWork.of(replace(work, device=device_of_worker(engine, str(device))), stores)
-        yield from engine.run(shard_of_sent, sent, parts, threads, gpu, card or None)  # card 0 may mean just cuda
+        sent = replace(work, device=device_of_worker(engine, str(device)), places=places)
+        for by_name in (True, False):
+            parts, reason = Parts(inputs, [*left], by_name), ""
+            for part, shard in engine.run(on_worker, sent, parts, threads, gpu, card or None):  # 0 may mean just cuda
+                if isinstance(shard, Unseen):
+                    inputs.select(part.rows).in_memory()  # if the image is gone here, too, this says so
+                    reason = shard.reason
+                    break
+                del left[part.rows]
+                yield part.rows, shard
+            if not reason:
+                return
+            say(f"workers cannot read {inputs.source} themselves ({reason}): pixels are sent to them")
     finally:
         work.model.to(device)
         for store in stores:
             clear_leftovers(store.folder)  # of workers that were killed while they wrote
 
 
-def _store(work: Work, objective: str, folder: Path) -> FeatureStore:
-    settings, images = work.settings, work.images
-    copies = len(work.timesteps) * settings.draws
-    part = {
-        "model": work.model.fingerprint,
-        "images": work.data,
-        "objective": objective,
-        "timesteps": list(work.timesteps),
-        "draws": settings.draws,
-        "noise": settings.noise,
-        "seed": settings.seed,
-        "projection": settings.projection_of(work.apart),
-        "projection_dim": work.projection.dim,
-        "projection_seed": settings.projection_seed,
-        "parameters": work.pattern,
-        "copies": "apart" if work.apart else "averaged",
-        "dtype": settings.dtype,
-        "autocast": settings.autocast,
-    }
-    shape = (copies, work.projection.dim) if work.apart else (work.projection.dim,)
-    # Noise of an image's own is named by the set of images as well.
-    hashes = images.hashes if isinstance(images, ModelInputs) and settings.noise == "shared" else None
-    return FeatureStore.create(folder, part, len(images), shape, settings.dtype, hashes)
+def on_worker(work: Work, part: Part) -> Shard | Unseen:
+    """Compute the features of a part on a worker."""
+    try:
+        inputs = part.inputs.in_memory()
+    except DtrakError as error:
+        if isinstance(error.__cause__, OSError):  # the worker may be on a machine without these files
+            return Unseen(str(error))
+        raise
+    features, cost = compute(work, inputs)
+    if not work.stores:
+        return Shard(features.numpy(), cost)
+    write_shard(work.stores, part.rows, features)
+    return Shard(None, cost)
 
 
-def _report_left_out(stores: dict[str, FeatureStore], images: ModelInputs | Trajectories, skip_bad: bool) -> None:
-    for objective, store in stores.items():
-        ids = ", ".join(str(images.ids[row]) for row in store.left_out())
-        if not ids:
-            continue
-        message = f"of {images.source}, the gradient of {objective} is zero or not finite for {ids}"
-        if not skip_bad:
-            raise DtrakError(f"{message} (--skip-bad leaves them out)")
-        say(f"Left out: {message}")
+def compute(
+    work: Work, inputs: ModelInputs, advance: Callable[[int], None] = lambda count: None
+) -> tuple[Tensor, Cost]:
+    """Return the features of some images, [objectives, b, k] or [objectives, b, KZ, k]; images to skip have zeros."""
+    features, started, parts = work.features, time.perf_counter(), []
+    projected = features.projection_seconds
+
+    def of(rows: Sequence[int]) -> Tensor:
+        return features(inputs.tensor(rows), inputs.ids[list(rows)].tolist(), inputs.condition(rows))
+
+    for start in range(0, len(inputs), features.batch_size):
+        rows = range(start, min(start + features.batch_size, len(inputs)))
+        try:
+            parts.append(of(rows))
+        except NotFiniteError:
+            if not work.skip_bad:
+                raise
+            for row in rows:
+                try:
+                    parts.append(of([row]))
+                except NotFiniteError:
+                    copies = (features.rows,) if features.apart else ()
+                    parts.append(torch.zeros(len(features.objectives), 1, *copies, features.projection.dim))
+        advance(len(rows))
+    projection = features.projection_seconds - projected
+    return torch.cat(parts, 1), Cost(time.perf_counter() - started - projection, projection)
+
+
+def residuals_of(
+    model: DiffusionModel, inputs: ModelInputs, spec: Spec, folder: Path | None, part: Facts
+) -> NDArray[np.float32]:
+    """Return r = √(mean (ε_θ − ε)²) of every copy, [N, KZ]; 0 where the network's output is not finite.
+
+    The folder keeps them in its store `residuals` of this part.
+    """
+    steps_of_model, device = timesteps_of(model, spec.timesteps), model.device
+    copies = Copies(steps_of_model, spec.draws, spec.noise, spec.seed, _name_of(inputs))
+    t = torch.tensor([timestep for timestep, _ in copies.pairs()])
+    step = min(MOST_COPIES, copies_that_fit(activation_bytes(model, inputs.condition([0])), total_memory(device)))
+
+    def compute(rows: Sequence[int]) -> Tensor:
+        noises = torch.cat([copies.noises(model.shape, image) for image in inputs.ids[list(rows)].tolist()])
+        clean, steps = inputs.tensor(rows).repeat_interleave(len(t), 0), t.repeat(len(rows))
+        condition, found = repeated(inputs.condition(rows), len(t)), []
+        for first in range(0, len(noises), step):
+            some = slice(first, first + step)
+            noised = clean[some].to(device), noises[some].to(device), steps[some].to(device)
+            own = moved({name: value[some] for name, value in condition.items()}, device)
+            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=spec.autocast):
+                predicted = model.predict_target(model.process.add_noise(*noised), noised[2], own).float()
+            errors = predicted - model.process.target(*noised)
+            found.append(errors.square().flatten(1).mean(1).sqrt().nan_to_num(0, 0).cpu())
+        return torch.cat(found).view(len(rows), len(t))
+
+    was_training = model.network.training
+    model.network.eval()
+    try:
+        hashes = inputs.hashes if spec.noise == "shared" else None
+        return kept_rows(folder, "residuals", part, (len(inputs), len(t)), compute, max(1, step // len(t)), hashes)
+    finally:
+        model.network.train(was_training)
+
+
+def _name_of(inputs: ModelInputs | Trajectories) -> str:
+    """Return a name of a set of images, for noise of an image's own."""
+    return (inputs.pictures if isinstance(inputs, Trajectories) else inputs).fingerprint

@@ -15,10 +15,9 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from dtrak.checks import first_mistake
 from dtrak.errors import DtrakError, UsageError
-from dtrak.files import as_npy, clear_leftovers, make_folder, write_bytes, write_json, write_text
+from dtrak.files import as_npy, make_folder, write_bytes, write_json, write_text
 from dtrak.fingerprints import Facts, first_difference, hash_of
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -131,6 +130,11 @@ class FeatureStore:
         except (ValueError, OSError, RecursionError) as error:
             reason = first_mistake(error) if isinstance(error, ValidationError) else error
             raise DtrakError(f"{path} is not the part of a store: {reason}") from error
+
+    @classmethod
+    def is_complete(cls, folder: Path) -> bool:
+        """Return whether a folder is a store of which no shard is missing or damaged."""
+        return (folder / PART).exists() and not cls.open(folder).missing()
 
     def __len__(self) -> int:
         return self._header.rows
@@ -318,81 +322,6 @@ class FeatureStore:
 
     def _damaged(self, index: int) -> DtrakError:
         return DtrakError(f"{self._path(index)} is missing or damaged: run the command that made these features again")
-
-
-def missing_shards(
-    stores: Sequence[FeatureStore], advance: Callable[[int], None], share: tuple[int, int] | None = None
-) -> list[int]:
-    """Return the shards that any of some stores of the same rows lacks; refuse a disk that is too small for them.
-
-    With a `share` (i, n), only every n-th shard counts, from the i-th on. `advance` is called with the number of rows
-    that all of the stores have.
-    """
-    needed, free = 0, shutil.disk_usage(stores[0].folder).free
-    for store in stores:
-        needed += store.nbytes - sum(path.stat().st_size for path in store.folder.glob("shard-*.safetensors"))
-        if needed > free:
-            raise DtrakError(f"{store.folder} needs {needed / 1e6:,.0f} MB more, but its disk has {free / 1e6:,.0f} MB")
-    first, step = (1, 1) if share is None else share
-    shards = stores[0].shards
-    wanted = range(first - 1, len(shards), step)
-    missing = {index: None for index in wanted if not all(store.has(index) for store in stores)}
-    advance(sum(len(shards[index]) for index in wanted if index not in missing))
-    return list(missing)
-
-
-def fill(
-    stores: Sequence[FeatureStore],
-    compute: Callable[[Sequence[int]], Tensor],
-    advance: Callable[[int], None],
-    share: tuple[int, int] | None = None,
-) -> None:
-    """Compute what is missing in stores of the same rows; `compute(rows)` returns float32 [stores, b, …].
-
-    Rows that stores beside them have are copied. A shard that another process is computing is left to it, and is
-    computed here if that process dies. `advance` is called with the number of rows that did not need `compute`.
-    """
-    missing = missing_shards(stores, advance, share)
-    while missing:
-        left_to_others = []
-        for index in missing:
-            rows = stores[0].shards[index]
-            with ExitStack() as locks:
-                try:
-                    for store in stores:
-                        locks.enter_context(store.lock(index))
-                except filelock.Timeout:
-                    left_to_others.append(index)
-                    continue
-                if all(store.has(index) for store in stores):
-                    advance(len(rows))
-                    continue
-                found = lent(stores, rows)
-                advance(len(found))
-                if computed := [row for row in rows if row not in found]:
-                    found |= zip(computed, compute(computed).unbind(1), strict=True)
-                for place, store in enumerate(stores):
-                    store.write(index, torch.stack([found[row][place] for row in rows]))
-        if len(left_to_others) == len(missing):
-            time.sleep(0.2)
-        missing = left_to_others
-    for store in stores:
-        clear_leftovers(store.folder)  # of processes that were killed meanwhile
-
-
-def lent(stores: Sequence[FeatureStore], rows: range) -> dict[int, Tensor]:
-    """Return those of some rows that stores beside each of these have, [stores, …] by row."""
-    found = [store.lent(rows) for store in stores]
-    return {row: torch.stack([of_store[row] for of_store in found]) for row in rows if all(row in one for one in found)}
-
-
-def write_shard(stores: Sequence[FeatureStore], rows: Sequence[int], features: Tensor) -> None:
-    """Write one shard, [stores, b, …], where it is missing."""
-    index = rows[0] // len(stores[0].shards[0])
-    for store, its_features in zip(stores, features, strict=True):
-        with store.lock(index).acquire(blocking=True):
-            if not store.has(index):
-                store.write(index, its_features)
 
 
 def _checksum(features: Tensor) -> str:

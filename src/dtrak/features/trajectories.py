@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak.errors import UsageError
+from dtrak.features.model_inputs import ModelInputs, hashes_of
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel
-from dtrak.models.conditions import Condition, moved, selected
+from dtrak.models.conditions import moved
 from dtrak.models.sampling import sample
-from dtrak.noise import stable_hash
 from dtrak.progress import say
 
 SEED_TEXT = re.compile(r"[0-9]{1,19}(\.0)?")
@@ -50,16 +51,11 @@ class Trajectories:
     def source(self) -> str:
         return self.pictures.source
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.pictures.shape
-
-    @property
-    def fingerprint(self) -> str:
-        text = f"{self.model.fingerprint} {self.pictures.fingerprint} {self.steps} {self.step}"
-        if self._texts is not None:
-            text += f" {self.guidance} {self._texts}"
-        return f"{stable_hash(text):016x}"
+    @cached_property
+    def hashes(self) -> NDArray[np.void]:
+        """Return 16 bytes for each picture, [N], that change with its pixels, its seed and its text."""
+        of_each = zip(self.pictures.digests, seeds_of(self.pictures), self._texts or [""] * len(self), strict=True)
+        return hashes_of(f"{digest.tobytes().hex()} {seed} {text}" for digest, seed, text in of_each)
 
     @cached_property
     def timesteps(self) -> tuple[int, ...]:
@@ -78,45 +74,39 @@ class Trajectories:
             say(f"step {self.step}: {passed}; {nearest} is taken, which is the nearest")
         return (nearest,)
 
-    def tensor(self, rows: Sequence[int] | NDArray[Any]) -> Tensor:
-        """Return x̂_0 [B, timesteps, C, H, W]."""
-        return self._estimates[list(rows)]
-
-    def condition(self, rows: Sequence[int] | NDArray[Any]) -> Condition:
-        """Return the condition of these pictures, tensors [B, …] by name."""
-        return selected(self._conditions, list(rows))
-
-    @cached_property
-    def _conditions(self) -> Condition:
-        if self._texts is None or self.model.conditions is None:
-            return {}
-        return moved(self.model.conditions.encode(self._texts), torch.device("cpu"))
-
     @cached_property
     def _texts(self) -> list[str] | None:
         return None if self.model.conditions is None else self.model.conditions.texts(self.pictures)
 
     @cached_property
-    def _estimates(self) -> Tensor:
-        seeds = seeds_of(self.pictures)
-        drawn = sample(self.model, seeds, self.steps, trajectory=True, prompts=self._texts, guidance=self.guidance)
-        self._check_drawn(drawn.pictures.cpu(), seeds)
-        assert drawn.estimates is not None
-        counting = [index for index, t in enumerate(drawn.timesteps.tolist()) if t in self.timesteps]
-        return drawn.estimates[counting].transpose(0, 1).cpu()
+    def inputs(self) -> ModelInputs:
+        """Draw the pictures again. Their x̂_0 [N, timesteps, C, H, W] take the place of the modes of latents.
 
-    def check(self) -> None:
-        """Draw the pictures again, and refuse steps or pictures that do not belong to their trajectories."""
-        _ = self.timesteps, self._estimates
-
-    def _check_drawn(self, drawn: Tensor, seeds: list[int]) -> None:
-        """Refuse pictures that the model did not draw from their seeds."""
-        row = not_as_drawn(self.pictures, drawn)
+        Pictures that the model did not draw from their seeds are refused.
+        """
+        model, seeds, texts = self.model, seeds_of(self.pictures), self._texts
+        drawn = sample(model, seeds, self.steps, trajectory=True, prompts=texts, guidance=self.guidance)
+        row = not_as_drawn(self.pictures, drawn.pictures.cpu())
         if row is not None:
             raise UsageError(
-                f"{self.ids[row]} of {self.source} is not what {self.model.source} draws from seed "
-                f"{seeds[row]} in {self.steps} steps"
+                f"{self.ids[row]} of {self.source} is not what {model.source} draws from seed {seeds[row]} in "
+                f"{self.steps} steps"
             )
+        assert drawn.estimates is not None
+        counting = [index for index, t in enumerate(drawn.timesteps.tolist()) if t in self.timesteps]
+        estimates = drawn.estimates[counting].transpose(0, 1).cpu()
+        if texts is None or model.conditions is None:
+            return ModelInputs(self.pictures, (estimates[:, None],))
+        conditions = moved(model.conditions.encode(texts), torch.device("cpu"))
+        return ModelInputs(self.pictures, (estimates[:, None],), texts, conditions, np.arange(len(self)))
+
+    def select(self, rows: Sequence[int]) -> ModelInputs:
+        """Return some of the pictures as inputs of the model."""
+        return self.inputs.select(rows)
+
+    def check(self) -> None:
+        """Refuse steps or pictures that do not belong to their trajectories."""
+        _ = self.timesteps, self.inputs
 
 
 def seeds_of(pictures: Images) -> list[int]:

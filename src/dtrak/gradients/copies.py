@@ -23,7 +23,7 @@ from dtrak.noise import gaussian
 if TYPE_CHECKING:
     from dtrak.models import DiffusionModel
 
-NOISES = ["shared", "per-image"]  # at a timestep, all images have the same noise, or each has its own
+FORMS = ("uniform", "visible", "cumulative")
 
 
 def normal_timesteps(choice: int | str, usual: str = "uniform") -> str:
@@ -43,8 +43,9 @@ def select_timesteps(
     `visible` [T] is how much of an image is left at each; if it is None, because only the number of timesteps matters,
     it is the same for all.
     """
-    text, typed = normal_timesteps(choice, usual), shortened(choice if isinstance(choice, str) else shortened(choice))
+    text = normal_timesteps(choice, usual)
     form, _, count = text.partition(":")
+    typed = shortened(count if count and form in FORMS else text)  # who typed a number alone does not know of forms
     try:
         if "," in text:
             # A list that is too long is refused without reading its numbers.

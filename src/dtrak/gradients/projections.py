@@ -39,14 +39,15 @@ class Sketch(WithoutShortcuts):
 
     def __init__(self, dim: int, shapes: Shapes, seed: int) -> None:
         self.dim = dim
+        self._seed = seed
         self._signs: dict[str, Tensor] = {}
         self._starts: dict[str, list[int]] = {}
-        for name, size in sizes_of(shapes).items():
-            random = stream(seed, "sketch", name)
-            self._starts[name] = random.integers(dim, size=-(-size // dim)).tolist()
-            self._signs[name] = torch.from_numpy(random.integers(2, size=size, dtype="int8") * 2 - 1)
 
     def add(self, out: Tensor, name: str, gradient: Tensor) -> None:
+        if name not in self._signs:
+            random, size = stream(self._seed, "sketch", name), gradient.shape[1]
+            self._starts[name] = random.integers(self.dim, size=-(-size // self.dim)).tolist()
+            self._signs[name] = torch.from_numpy(random.integers(2, size=size, dtype="int8") * 2 - 1)
         signs = self._signs[name] = self._signs[name].to(gradient.device)
         add_rows = add_rows_by_slices if gradient.is_cpu else add_rows_by_index
         add_rows(out, gradient.mul_(signs), self._starts[name])
@@ -112,9 +113,9 @@ PROJECTIONS: Registry[MakeProjection] = Registry(
 )
 
 
-def make_projection(kind: str, dim: int, shapes: Shapes, seed: int) -> Projection:
+def make_projection(kind: str | MakeProjection, dim: int, shapes: Shapes, seed: int) -> Projection:
     """Return a projection of this kind to at most `dim` numbers; only `identity` ignores `dim` and keeps all."""
-    return PROJECTIONS.choose(kind)(dim, shapes, seed)
+    return (PROJECTIONS.choose(kind) if isinstance(kind, str) else kind)(dim, shapes, seed)
 
 
 def sizes_of(shapes: Shapes) -> dict[str, int]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dtrak.devices import reproducible, threads_for, total_memory
 from dtrak.errors import DtrakError
-from dtrak.features.inputs import ModelInputs, model_inputs
+from dtrak.features.model_inputs import ModelInputs, model_inputs
 from dtrak.files import alone_in, write_bytes, write_json
 from dtrak.images.images import Images
 from dtrak.models import DiffusionModel, new_model, save_model

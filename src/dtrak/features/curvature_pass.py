@@ -7,36 +7,43 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from dtrak.contracts import Objective, Projection
-from dtrak.features.inputs import ModelInputs
-from dtrak.features.settings import FeatureSettings
-from dtrak.files import write_bytes
+from dtrak.features.featurizing import parameters_of
+from dtrak.features.model_inputs import ModelInputs
+from dtrak.features.spec import Spec
+from dtrak.features.store import PART
+from dtrak.files import write_bytes, write_json
+from dtrak.fingerprints import Facts, hash_of
 from dtrak.gradients.copies import Copies, timesteps_of
 from dtrak.gradients.featurizer import Featurizer
 from dtrak.gradients.kronecker_factors import Block, Covariances, Directions, OutputProbes, rotated
 from dtrak.gradients.projections import Identity
 from dtrak.models import DiffusionModel
-from dtrak.noise import stable_hash
 from dtrak.progress import progress_bar
 
 
-def kept_directions(model: DiffusionModel, images: ModelInputs, settings: FeatureSettings, folder: Path) -> Directions:
-    """Return the directions for these images; read them from the folder if it has them."""
-    copies = _copies(model, images, settings)
-    names = sorted(model.parameters(settings.parameters))
-    named = stable_hash(repr((model.fingerprint, copies, names, settings.autocast)))
-    path = folder / f"directions-{named:016x}.safetensors"
+def kept_directions(
+    model: DiffusionModel, inputs: ModelInputs, spec: Spec, folder: Path, part: Facts, batch_size: int | None = None
+) -> Directions:
+    """Return the directions for these images. They are kept in `curvature-FINGERPRINT` of the folder."""
+    path = folder / f"curvature-{hash_of(part)}" / "directions.safetensors"
     if not path.exists():
-        write_bytes(path, save(_tensors(directions_of(model, images, settings))))
+        write_json(path.with_name(PART), {"part": part})
+        write_bytes(path, save(_tensors(directions_of(model, inputs, spec, batch_size))))
     return _directions(load_file(path))
 
 
 def directions_of(
-    model: DiffusionModel, images: ModelInputs, settings: FeatureSettings, probes: Objective | None = None
+    model: DiffusionModel,
+    inputs: ModelInputs,
+    spec: Spec,
+    batch_size: int | None = None,
+    probes: Objective | None = None,
 ) -> Directions:
     """Pass all images through the network twice: first for the directions, then for the eigenvalues in them."""
-    parameters = model.parameters(settings.parameters)
+    parameters = parameters_of(model, spec)
     shapes = {name: tuple(value.shape) for name, value in parameters.items()}
-    copies, objective = _copies(model, images, settings), probes or OutputProbes(settings.seed)
+    copies = Copies(timesteps_of(model, spec.timesteps), spec.draws, spec.noise, spec.seed, inputs.fingerprint)
+    objective = probes or OutputProbes(spec.seed)
 
     def featurizer(projection: Projection, batch_size: int | None) -> Featurizer:
         return Featurizer(
@@ -45,36 +52,28 @@ def directions_of(
             copies,
             projection,
             parameters,
-            condition=images.condition([0]),
+            condition=inputs.condition([0]),
             apart=True,
             batch_size=batch_size,
-            autocast=settings.autocast,
+            autocast=spec.autocast,
         )
 
     covariances = Covariances(model.network, shapes)
     identity = Identity(0, shapes, 0)
     totals, seen = torch.zeros(identity.dim, dtype=torch.float64), 0
-    passes = [featurizer(covariances, settings.batch_size), featurizer(identity, 1)]
-    with progress_bar("curvature", 2 * len(images), "images") as advance:
-        for rows in _batches(len(images), passes[0].batch_size):
-            passes[0](images.tensor(rows), images.ids[rows].tolist(), images.condition(rows))
+    passes = [featurizer(covariances, batch_size), featurizer(identity, 1)]
+    with progress_bar("curvature", 2 * len(inputs), "images") as advance:
+        for start in range(0, len(inputs), passes[0].batch_size):
+            rows = list(range(start, min(start + passes[0].batch_size, len(inputs))))
+            passes[0](inputs.tensor(rows), inputs.ids[rows].tolist(), inputs.condition(rows))
             advance(len(rows))
         blocks = covariances.blocks()
-        for row in range(len(images)):
-            found = passes[1](images.tensor([row]), images.ids[[row]].tolist(), images.condition([row]))[0, 0]
+        for row in range(len(inputs)):
+            found = passes[1](inputs.tensor([row]), inputs.ids[[row]].tolist(), inputs.condition([row]))[0, 0]
             totals += rotated(blocks, found).square().sum(0)
             seen += len(found)
             advance(1)
     return Directions(blocks, (totals / seen).float())
-
-
-def _copies(model: DiffusionModel, images: ModelInputs, settings: FeatureSettings) -> Copies:
-    steps = timesteps_of(model, settings.timesteps)
-    return Copies(steps, settings.draws, settings.noise, settings.seed, images.fingerprint)
-
-
-def _batches(count: int, size: int) -> list[list[int]]:
-    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 
 def _tensors(directions: Directions) -> dict[str, Tensor]:

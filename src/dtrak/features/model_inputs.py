@@ -4,7 +4,7 @@ For most models, x is pixels in [−1, 1], and there is no condition. For latent
 pixels. For conditional models, a conditioner makes the conditions from the images' columns. Each is computed once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -16,11 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dtrak.features.encodings import conditions_of, latents_of
+from dtrak.features.filling import kept_rows
+from dtrak.fingerprints import hash_of
 from dtrak.images.images import Images
-from dtrak.models.conditions import Condition, selected
+from dtrak.models.autoencoder import pictures_in_a_pass
+from dtrak.models.conditions import Condition, Conditioner, selected
 from dtrak.models.diffusion import DiffusionModel
-from dtrak.noise import stable_hash
+from dtrak.models.prompts import TEXTS_AT_ONCE
 
 Rows = Sequence[int] | NDArray[Any]
 
@@ -57,17 +59,13 @@ class ModelInputs:
     @cached_property
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits that depend on the images and their conditions."""
-        if not self.texts:
-            return self.images.fingerprint
-        return f"{stable_hash(repr((self.images.fingerprint, list(self.texts)))):016x}"
+        return hash_of([self.images.fingerprint, list(self.texts)]) if self.texts else self.images.fingerprint
 
-    @property
+    @cached_property
     def hashes(self) -> NDArray[np.void]:
-        """Return 16 bytes for each image, [N], that change with its content and its text."""
-        texts = self.texts or [""] * len(self)
-        how, pairs = self.images.transformation, zip(self.images.digests, texts, strict=True)
-        said = (f"{digest.tobytes().hex()} {how} {text}" for digest, text in pairs)
-        return np.frombuffer(b"".join(blake2b(one.encode(), digest_size=16).digest() for one in said), dtype="V16")
+        """Return 16 bytes for each image, [N], that change with its pixels and its text."""
+        pairs = zip(self.images.digests, self.texts or [""] * len(self), strict=True)
+        return hashes_of(f"{digest.tobytes().hex()} {text}" for digest, text in pairs)
 
     def tensor(self, rows: Rows) -> Tensor:
         """Return x [B, C, H, W]: pixels in [−1, 1], or the mode of the latents."""
@@ -92,8 +90,7 @@ class ModelInputs:
         """Return the condition of these images, tensors [B, …] by name; it is empty for unconditional models."""
         if self.which is None:
             return {}
-        chosen = torch.from_numpy(self.which[list(rows)])
-        return selected(self.conditions, chosen)
+        return selected(self.conditions, torch.from_numpy(self.which[list(rows)]))
 
     def select(self, rows: Rows) -> "ModelInputs":
         """Return the inputs of some images."""
@@ -106,16 +103,10 @@ class ModelInputs:
             which=None if self.which is None else self.which[chosen],
         )
 
-    def by_name(self) -> "ModelInputs | None":
-        """Return the inputs as another process gets them, which reads the images itself; None if it cannot."""
-        if self.latents:
-            return self
-        named = self.images.by_name()
-        return None if named is None else replace(self, images=named)
-
-    def alone(self) -> "ModelInputs":
-        """Return the inputs without what belongs to other images, and without columns and texts."""
-        images = replace(self.images, columns={})
+    def sent(self, by_name: bool) -> "ModelInputs":
+        """Return the inputs as other processes get them, which read images by name if they can; without columns."""
+        named = self.images if self.latents else self.images.by_name() if by_name else None
+        images = replace(named or self.images.in_memory(), columns={})
         if self.which is None:
             return replace(self, images=images, texts=())
         used, which = np.unique(self.which, return_inverse=True)
@@ -139,13 +130,52 @@ def model_inputs(
     model.check_fits(images.shape, images.source)
     latents: tuple[Tensor, ...] = ()
     if model.autoencoder is not None:
-        sides = (False, True) if mirrored else (False,)
-        latents = tuple(latents_of(model.autoencoder, images, side, folder) for side in sides)
+        sides = {"latents": False, "mirrored": True} if mirrored else {"latents": False}
+        latents = tuple(_latents(model, images, name, flip, folder) for name, flip in sides.items())
     if model.conditions is None:
         return ModelInputs(images, latents)
     texts = model.conditions.texts(images)
     place_of = {text: place for place, text in enumerate(sorted(set(texts)))}
-    which = np.array([place_of[text] for text in texts])
-    conditions = conditions_of(model.conditions, list(place_of), folder)
+    conditions = _conditions(model.conditions, list(place_of), folder)
     model.conditions.release()
-    return ModelInputs(images, latents, texts, conditions, which)
+    return ModelInputs(images, latents, texts, conditions, np.array([place_of[text] for text in texts]))
+
+
+def _latents(model: DiffusionModel, images: Images, name: str, flip: bool, folder: Path | None) -> Tensor:
+    """Return μ and σ of the images, or of their mirror images, [N, 2, C, h, w]."""
+    autoencoder, (_, height, width) = model.autoencoder, images.shape
+    assert autoencoder is not None
+    shape = (2, autoencoder.channels[1], height // autoencoder.reduction, width // autoencoder.reduction)
+
+    def encode(rows: Sequence[int]) -> Tensor:
+        pixels = images.tensor(rows)
+        return autoencoder.moments(pixels.flip(-1) if flip else pixels)
+
+    part = {"autoencoder": autoencoder.facts, "mirrored": flip, "images": images.fingerprint}
+    few, hashes = pictures_in_a_pass(height, width), images.digests
+    return torch.from_numpy(kept_rows(folder, name, part, (len(images), *shape), encode, few, hashes))
+
+
+def _conditions(conditioner: Conditioner, texts: Sequence[str], folder: Path | None) -> Condition:
+    """Return the condition of each of the P texts: tensors [P, …] by name, each in its own type.
+
+    Only numbers with a fraction are kept in the folder; whole numbers, such as class labels, are made again.
+    """
+    first = conditioner.encode(texts[:1])
+    if not any(value.is_floating_point() for value in first.values()):
+        return {name: value.cpu() for name, value in conditioner.encode(texts).items()}
+    part, found = {"conditions": conditioner.facts, "images": hash_of(list(texts))}, {}
+    for name, value in first.items():
+
+        def embed(rows: Sequence[int], name: str = name) -> Tensor:
+            return conditioner.encode([texts[row] for row in rows])[name]
+
+        shape = (len(texts), *value.shape[1:])
+        kept = kept_rows(folder, name, part, shape, embed, TEXTS_AT_ONCE, hashes_of(texts))
+        found[name] = torch.from_numpy(kept).to(value.dtype)
+    return found
+
+
+def hashes_of(texts: Iterable[str]) -> NDArray[np.void]:
+    """Return 16 bytes for each text."""
+    return np.frombuffer(b"".join(blake2b(one.encode(), digest_size=16).digest() for one in texts), dtype="V16")
