@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dtrak.runs.attributing import settings_of
 from PIL import Image
 
 import dtrak
@@ -35,11 +34,13 @@ from dtrak.evaluation.counterfactual import (
 from dtrak.evaluation.run_evaluation import counterfactual_run
 from dtrak.evaluation.training_jobs import TrainingJob
 from dtrak.features.encoders import load_encoder
+from dtrak.methods import METHODS
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.noise import stream
 from dtrak.runs.drawing import generate
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
+from dtrak.runs.run_questions import settings_of
 from dtrak.runs.training import train, train_in_memory
 
 IMAGES, PICTURES, STEPS = 60, 4, 5
@@ -205,7 +206,9 @@ def test_the_command_finds_what_retraining_by_hand_finds(run: Run) -> None:
 def test_at_a_step_estimates_are_compared_and_journey_trak_has_its_own_scores(run: Run) -> None:
     methods, steps = ["random", "journey-trak"], [600, 200]
     question, engine = choose_pictures(run, "cpu", 2, REMOVE, steps), Counting()
-    results = counterfactual_run(question, methods, replace(settings_of(run), encoder=LITE, damping="auto"), engine)
+    results = counterfactual_run(
+        question, [METHODS[one] for one in methods], replace(settings_of(run), encoder=LITE, damping="auto"), engine
+    )
     assert [result.step for result in results] == steps
     model, seeds = question.model, question.seeds
     values: dict[str, list[np.ndarray]] = {
@@ -242,7 +245,10 @@ def test_at_a_step_estimates_are_compared_and_journey_trak_has_its_own_scores(ru
         assert kept["methods"]["random"]["l2"]["per_query"] == pytest.approx(result.effects[0].l2.tolist())
     # The finished pictures of what the steps have in common were drawn along with them.
     counterfactual_run(
-        choose_pictures(run, "cpu", 2, REMOVE), ["random"], replace(settings_of(run), encoder=LITE), more := Counting()
+        choose_pictures(run, "cpu", 2, REMOVE),
+        [METHODS["random"]],
+        replace(settings_of(run), encoder=LITE),
+        more := Counting(),
     )
     assert not more.jobs
 

@@ -64,7 +64,7 @@ def test_a_run_becomes_a_benchmark_and_a_table(evaluated: Path) -> None:
         assert method["lds"] == pytest.approx(np.mean(method["per_query"])), name
         assert len(method["per_query"]) == 6
         assert method["bootstrap_std"] >= 0
-        assert (method["damping"] is not None) == dtrak.methods.METHODS[name].kernel is not None
+        assert (method["damping"] is not None) == (dtrak.methods.METHODS[name].kernel is not None)
         assert method["seconds"] >= method["gradient_seconds"] + method["projection_seconds"]
     assert numbers["methods"]["trak"]["gradient_seconds"] > 0
     assert numbers["methods"]["datamodel"]["training_seconds"] > numbers["methods"]["trak-ensemble"]["training_seconds"]

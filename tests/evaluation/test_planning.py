@@ -12,20 +12,20 @@ import pytest
 import torch
 import yaml
 from diffusers import UNet2DModel
-from dtrak.runs.attributing import attribute_run, settings_of
 
 from commands import dtrak
+from dtrak.attribution.attribute import chosen_methods
 from dtrak.errors import UsageError
 from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.evaluation.planning import Plan, PlannedStep, plan
 from dtrak.images.images import load_images
-from dtrak.methods import split_methods
 from dtrak.models import new_model
 from dtrak.models.memory import MEMORY_SHARE, PeakMemory, kept_bytes
 from dtrak.models.sampling import sample
 from dtrak.runs.drawing import generate
 from dtrak.runs.recipes import Recipe, load_recipe
 from dtrak.runs.run import Run
+from dtrak.runs.run_questions import attribute_run, question_of, settings_of
 from dtrak.runs.training import Trainer, train, train_in_memory
 from dtrak.tables import Cell, Table
 from hub import hub_of
@@ -79,8 +79,10 @@ def test_passes_are_as_many_as_a_run_makes(recipe: MakeRecipe, tmp_path: Path) -
         generate(run, model, loaded.generation.count, loaded.generation.seed, loaded.generation.steps)
     assert counts["forward"] == steps["generate"].forward == 4 * 5
     with counting() as counts:
-        settings, methods = settings_of(run), split_methods(run.recipe.attribution.method)
-        attribute_run(run, model, str(run.folder / "generated"), methods, settings, device="cpu")
+        settings = settings_of(run)
+        methods = chosen_methods(run.recipe.attribution.method, settings)
+        pictures = run.query_source(str(run.folder / "generated"))
+        attribute_run(run, question_of(run, pictures, methods, settings), device="cpu")
     probing = 2 * (1 + 4 + 4)  # for training images and for queries: a copy, and whether images can share a pass
     assert 0 <= counts["forward"] - steps["features"].forward <= probing
     assert 0 <= counts["backward"] - steps["features"].backward <= probing
@@ -109,7 +111,7 @@ def test_disk_is_as_much_as_a_run_takes(finished_run: Path) -> None:
 
     weights = taken("model/unet/*.safetensors", "checkpoints/*/unet/*.safetensors")
     assert steps["train"].disk == 5 * 4 * 7_361 < weights < 1.3 * steps["train"].disk, "headers aside"
-    features = taken("features/*/*/shard-*.safetensors")
+    features = taken("features/*/shard-*.safetensors")
     assert steps["features"].disk == (1000 + 4) * 64 * 4 < features < 1.05 * steps["features"].disk
     with np.load(finished_run / "scores.npz") as scores:
         assert scores["values"].nbytes == steps["score"].disk

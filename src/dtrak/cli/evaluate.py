@@ -77,6 +77,7 @@ def lds(
     earlier = options_evaluate.chosen_checkpoint(run, checkpoint)
     settings, chosen_device = scoring.settings(None if run is None else settings_of(run)), options.chosen_device(device)
     methods = scoring.chosen(settings, usual)
+    asked = ["all"] if scoring.every(usual) else methods
     check_comparison(methods, queries, output_function, damping, grid, settings)
     if "retrained" in scoring.typed:
         Benchmark.open(scoring.typed["retrained"])  # so that a wrong folder is refused before models are retrained
@@ -89,7 +90,7 @@ def lds(
     with kept_until_done(features_folder, out) as cache:
         comparison = compare(
             opened,
-            methods,
+            asked,
             cache,
             settings,
             model=earlier,
@@ -99,7 +100,6 @@ def lds(
             grid=grid,
             device=chosen_device,
             engine=scoring.engine,
-            every=scoring.every(usual),
         )
         if run is not None:
             save_comparison(run, comparison)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.attribution.answer import score
+from dtrak.attribution.attribute import chosen_methods
 from dtrak.attribution.benchmark_folder import QUERIES, Benchmark
 from dtrak.attribution.formula_inputs import inputs_of
 from dtrak.attribution.opened import Opened, checked, possible
@@ -30,7 +31,7 @@ from dtrak.features.store import Cost
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import ImageSource
 from dtrak.kernels.damping import GRIDS, Damping, for_scaled
-from dtrak.methods import Method
+from dtrak.methods import EVERY_METHOD, Method
 from dtrak.methods.method import Embeddings, Gradients, Outcomes
 from dtrak.models.model_source import ModelSource
 from dtrak.tables import Cell, Entry, Table
@@ -139,7 +140,7 @@ class Comparison:
 
 def compare(
     benchmark: Benchmark,
-    methods: Sequence[Method],
+    methods: Sequence[str | Method],
     cache: Path,
     settings: Settings,
     *,
@@ -150,7 +151,6 @@ def compare(
     grid: str = "log",
     device: str | None = None,
     engine: Engine | None = None,
-    every: bool = False,
 ) -> Comparison:
     """Compute the scores of methods and their LDS on a benchmark.
 
@@ -160,7 +160,8 @@ def compare(
     earlier checkpoint of it. Methods that learn from retrained models learn from those of `settings.retrained`, if it
     is another folder, and from the first half of the benchmark's if not.
     """
-    check_comparison(methods, queries, output, damping, grid, settings)
+    records = chosen_methods(methods, settings)
+    check_comparison(records, queries, output, damping, grid, settings)
     searches = damping in (CHOSEN, BEST)
     scale = paper_scale(settings) if searches and grid == "paper" else None
     dampings = for_scaled(GRIDS[grid], scale or 1) if searches else (Damping.parse(damping),)
@@ -176,11 +177,11 @@ def compare(
         ModelSource(str(model or benchmark.folder / "model")),
         ImageSource(benchmark.train),
         ImageSource(benchmark.queries(queries)),
-        tuple(methods),
+        records,
         settings,
     )
     opened = Opened(question, cache, device=device, engine=engine, one_damping=len(dampings) == 1)
-    opened = possible(opened) if every else checked(opened)
+    opened = possible(opened) if list(methods) == [EVERY_METHOD] else checked(opened)
     chosen = opened.question.methods
     is_fitted = damping == CHOSEN or (others is None and any(uses_retrained(one) for one in chosen))
     if is_fitted and half < MIN_SUBSETS:

@@ -219,7 +219,7 @@ def evaluate_counterfactual(
     scores: Mapping[TrajectoryStep, Mapping[str, NDArray[np.float32]]],
     encoder: Encoder,
     engine: Engine,
-    score_settings: Mapping[str, Any],
+    question: Mapping[str, Any],
 ) -> list[Counterfactual]:
     """Retrain without the highest of the scores [Q, N], given by timestep and method, and compare the pictures.
 
@@ -241,7 +241,8 @@ def evaluate_counterfactual(
             "distances": "pixels in [−1, 1]" if redrawing.model.autoencoder is None else "unscaled latents",
             "encoder": encoder.name,
             "ddim_steps": redrawing.ddim_steps,
-            "scores": dict(score_settings),
+            "scores": dict(question.get("given", {}).get("settings", {})),
+            "question": dict(question),
             "fingerprints": {"model": redrawing.model.fingerprint, "train": redrawing.run.train_images.fingerprint},
             "versions": versions(),
         }
