@@ -24,28 +24,27 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from dtrak.inputs.arrays import TrainingKernel
-from dtrak.inputs.gradients import GradientSource, with_stores, without_queries
-from dtrak.inputs.needs import needed_by
-from dtrak.inputs.task import Task
 from numpy.typing import NDArray
 from scale_figures import draw, show
 from scale_peers import MOST, PEERS, hand_over, peer
 from scale_served import ask_served, make_served
 
+from dtrak.attribution.formula_inputs import Fitted, inputs_of
 from dtrak.attribution.index import Index
 from dtrak.attribution.index_building import build_index
+from dtrak.attribution.opened import Opened
+from dtrak.attribution.question import Question
 from dtrak.attribution.settings import Settings
 from dtrak.attribution.top_scores import TopScores
 from dtrak.features.store import FeatureStore
-from dtrak.images.images import Images
+from dtrak.images.images import Images, ImageSource
 from dtrak.kernels.damping import Damping
-from dtrak.methods import METHODS, Gradients
+from dtrak.methods import METHODS
+from dtrak.models.model_source import ModelSource
 
 SIZES = ((100_000, 1024), (300_000, 1024), (1_000_000, 1024), (100_000, 4096))
 QUERIES, TOP = 40, 20
@@ -169,7 +168,7 @@ def question(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
 
 def build(real: Path, folder: Path, rows: int, dim: int) -> dict[str, float]:
     """Make an index."""
-    index = build_index(task(folder, rows), METHODS["d-trak"], AUTO, folder / "index", ("synthetic", None, None))
+    index = build_index(opened(folder, rows), folder / "index")
     size = sum(path.stat().st_size for path in index.folder.rglob("*") if path.is_file())
     return {"index MB": round(size / 1e6), "numbers": index.description.numbers}
 
@@ -208,25 +207,30 @@ def queries(real: Path, dim: int) -> NDArray[np.float32]:
     return Synthetic(real, dim).draw(QUERIES, np.random.default_rng(1), held_out=True)
 
 
-def task(folder: Path, rows: int) -> Task:
-    """Return the task of attribution with these features. Its model and its images are only names."""
-    method, settings = METHODS["d-trak"], Settings(damping="auto")
+def opened(folder: Path, rows: int) -> Opened:
+    """Return an open question with these features. Its model and its images are only names."""
     images = Images("synthetic", np.arange(rows), {}, (1, 8, 8), np.empty(0, dtype=np.object_))
-    model = cast(Any, SimpleNamespace(fingerprint="synthetic"))
-    asked = Task(model, images, images, settings, folder, needed_by([method], None, AUTO))
-    return without_queries(with_stores(asked, source(), folder), source())
+    method, settings = METHODS["d-trak"], Settings(damping="auto")
+    question = Question(ModelSource("synthetic"), ImageSource(images), None, (method,), settings)
+    stores = {one: FeatureStore.open(next(folder.glob(f"train-{one}-*"))) for one in ("square", "simple")}
+    described = Opened(question, folder).method_facts(method)
+    facts: dict[str, Any] = {
+        "model": {"reads": []},
+        "members": {"final": [{"weights": "synthetic"}]},
+        "train": {"shape": [1, 8, 8], "pixels": folder.name, "ids": "synthetic", "columns": {}},
+        "queries": None,
+        "settings": settings.facts,
+        "objectives": {one: one for one in stores},
+        "methods": {method.name: described},
+    }
+    return Opened(question, folder, facts=facts, train_stores=stores)
 
 
-def source() -> GradientSource:
-    needs = METHODS["d-trak"].needs
-    assert isinstance(needs, Gradients)
-    return GradientSource(METHODS["d-trak"], needs)
-
-
-def training(folder: Path, rows: int) -> TrainingKernel:
-    (vectors,) = source().inputs(task(folder, rows))
-    found: TrainingKernel = vectors.training
-    return found
+def training(folder: Path, rows: int) -> Fitted:
+    of_question = opened(folder, rows)
+    (one,) = inputs_of(of_question, METHODS["d-trak"])
+    assert one.fitted is not None
+    return one.fitted
 
 
 def in_process(step: Callable[..., Any], *arguments: Any) -> tuple[dict[str, float], float, float]:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from http.client import HTTPConnection
 from io import BytesIO
 from pathlib import Path
@@ -25,12 +25,14 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from dtrak.attribution.asked import FILE, remembered
 from PIL import Image
 
+from dtrak.attribution.depends import of_features
+from dtrak.attribution.opened import Opened
+from dtrak.attribution.question import kept_question
+from dtrak.attribution.required_gradients import spec_of
 from dtrak.features.store import FeatureStore
-from dtrak.files import write_json
-from dtrak.images.images import load_images
+from dtrak.images.images import ImageSource, load_images
 
 QUESTIONS, TOP = 40, 20
 POLL = 0.002  # seconds
@@ -43,27 +45,30 @@ Asked, Answer = TypeVar("Asked"), TypeVar("Answer")
 def make_served(real: Path, folder: Path, rows: int) -> None:
     """Make an index as `dtrak index` does, of features that are synthetic; keep the exact answers beside it."""
     os.fsync = lambda file: None  # they may be lost
-    asked, folder = remembered(real), folder.resolve()
-    digits, store = load_images(asked.train), FeatureStore.open(next(real.glob("train-square-*")))
+    asked, folder = kept_question(real, None), folder.resolve()
+    digits, store = asked.train.open(), FeatureStore.open(next(real.glob("train-square-*")))
     features, which = store.numpy(), np.random.default_rng(0).integers(0, len(digits), rows)
     folder.mkdir(parents=True)
     np.savez(folder / "images.npz", images=digits.pixels(range(len(digits)))[which])
-    part = {**store.part, "images": load_images(folder / "images.npz").fingerprint}
-    new = FeatureStore.create(folder / "train-square", part, rows, store.shape, store.dtype)
+    question = replace(asked, train=ImageSource(str(folder / "images.npz")))
+    opened = Opened(question, folder)
+    spec = spec_of(question.methods[0], question.settings)
+    made_from = of_features(opened.facts, spec, "square", "train")
+    new = FeatureStore.create(folder / "train-square", made_from, rows, store.shape, store.dtype)
     random = np.random.default_rng(1)
     for index, part in enumerate(new.shards):
         # √½ of a real row and √½ of noise with their covariance: a random mixture of all of them
         mixture = random.standard_normal((len(part), len(digits)), dtype=np.float32)
         noise = mixture @ features / np.float32(len(digits) ** 0.5)
         new.write(index, torch.from_numpy(np.float32(0.5**0.5) * (features[which[part]] + noise)))
-    write_json(folder / FILE, asdict(replace(asked, train=str(folder / "images.npz"))))
+    question.keep(folder, opened.facts)
     (folder / "asked").mkdir()
     for row, picture in enumerate(load_images("digits:validation").pixels(range(QUESTIONS))):
         Image.fromarray(picture[..., 0]).save(folder / "asked" / f"{row:02d}.png")
     command("index", "--cache", folder, "--out", folder / "index")
-    same = [f"--{name.replace('_', '-')}={asked.settings[name]}" for name in SAME]
+    same = [f"--{name.replace('_', '-')}={getattr(asked.settings, name)}" for name in SAME]
     images = ["--train", folder / "images.npz", "--queries", folder / "asked"]
-    of_model = ["--model", asked.model, "--method", asked.methods[0], *same, "--cache", folder]
+    of_model = ["--model", asked.model.source, "--method", asked.methods[0].name, *same, "--cache", folder]
     command("attribute", *of_model, *images, "--top", TOP, "--out", folder / "exact.csv")
 
 

@@ -3,13 +3,14 @@ counterfactuals, pictures. A finding is a function from a study to tables and dr
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from drawings import Drawing
-from dtrak.attribution.attributing import attribute_with
 from study import MISSING, Measured, Study
 
+from dtrak import attribute
 from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.evaluation.lds import ceiling, mean_losses, spearman
 from dtrak.figures import proponents_and_opponents
@@ -193,7 +194,8 @@ def pictures(study: Study) -> Finding:
     """Where generated pictures come from, or held-out images where there are none; how often from their own class."""
     train, queries = study.benchmark.train, study.benchmark.queries(study.query_kinds[-1])
     settings, cache = study.settings({"timesteps": 10}), study.cache(None, timesteps=10)
-    scores = attribute_with(study.model, train, queries, KERNELS, settings, cache=cache)
+    given = {one.name: getattr(settings, one.name) for one in fields(settings)}
+    scores = attribute(study.model, train, queries, list(KERNELS), cache=cache, **given)
     yield Drawing("proponents", proponents_and_opponents(scores, train, queries.select(range(SHOWN))))
     yield Drawing("self-influence", scores["d-trak"].plot_self_influence(each=5, least=3))
     labels, asked = (one.columns["label"] for one in (train, study.benchmark.queries("validation")))

@@ -3,21 +3,21 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from dtrak.attribution.preparing import prepare
-from dtrak.attribution.scoring import scores_for
-from dtrak.inputs.source_of import source_of
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dtrak import DiffusionModel
+from dtrak.attribution.answer import score
 from dtrak.attribution.benchmark_folder import Benchmark
+from dtrak.attribution.opened import Opened, checked
+from dtrak.attribution.question import Question
 from dtrak.attribution.required_gradients import spec_of
 from dtrak.attribution.settings import Settings
 from dtrak.evaluation.comparison import compare
@@ -26,11 +26,12 @@ from dtrak.features.featurizing import featurize
 from dtrak.features.model_inputs import model_inputs
 from dtrak.files import write_text
 from dtrak.gradients.objectives import OBJECTIVES, get_objective
-from dtrak.images.images import Images
+from dtrak.images.images import Images, ImageSource
 from dtrak.kernels import ArrayRows, Ridge
 from dtrak.kernels.damping import GRIDS, Damping
 from dtrak.methods import METHODS, Method
 from dtrak.models import load_model
+from dtrak.models.model_source import ModelSource
 from dtrak.noise import gaussian, stable_hash
 from dtrak.runs.run import RETRAINED, Run
 from dtrak.tables import Cell
@@ -225,9 +226,17 @@ class Study:
 
     def scores(self, method: str, queries: str, **settings: Any) -> Array:
         """[Q, N], with damping auto."""
-        cache, asked = self.cache(None, **settings), self.benchmark.queries(queries)
-        task, (one,) = prepare(self.model, self.benchmark.train, asked, [method], self.settings(settings), cache)
-        return scores_for(task, one, [Damping.parse("auto")])[0]
+        opened = self.opened(method, self.benchmark.train, self.benchmark.queries(queries), self.settings(settings))
+        (values,), _, _ = score(opened, METHODS[method], [Damping.parse("auto")])
+        return values
+
+    def opened(
+        self, method: str, train: Images, queries: Images, settings: Settings, folder: Path | None = None
+    ) -> Opened:
+        """A question about the study's model."""
+        images = ImageSource(train), ImageSource(queries)
+        question = Question(ModelSource(self.model), *images, (METHODS[method],), settings)
+        return checked(Opened(question, folder or self.cache(None), device=self.device))
 
     def seconds(self, method: str, **settings: Any) -> float:
         """Of one core that the features of all images take: what some more images cost, for all of them.
@@ -254,15 +263,15 @@ class Study:
         wanted = replace(self.settings(settings), damping="spectrum")
         clock = time.process_time if self.device == "cpu" else time.perf_counter
         with TemporaryDirectory() as folder:
-            task, (one,) = prepare(self.model, train, queries, [method], wanted, Path(folder), self.device)
+            opened = self.opened(method, train, queries, wanted, Path(folder))
+            _ = opened.facts  # the hashes of weights and images are no part of the features
             started = clock()
-            source_of(one).seconds(task)
+            opened.cost(METHODS[method])
             return clock() - started
 
     def cache(self, model: Path | None, **settings: Any) -> Path:
-        """A folder for every way to make features."""
-        values = asdict(self.settings(settings).features)
-        return self.folder / "features" / f"{stable_hash(repr((sorted(values.items()), str(model)))):016x}"
+        """The folder of all features: each store in it is named by what it depends on."""
+        return self.folder / "features"
 
     def settings(self, given: dict[str, Any]) -> Settings:
         """Those among some keywords that say how scores are made, with the study's k unless they give another."""
