@@ -29,9 +29,7 @@ class ThisProcess:
         gpu: bool = False,
         card: int | None = None,
     ) -> Iterator[tuple[Job, Result]]:
-        from dtrak.devices import (
-            torch_threads,  # workers need no torch to start
-        )
+        from dtrak.devices import torch_threads  # workers start without torch
 
         for job in jobs:
             with torch_threads(threads):

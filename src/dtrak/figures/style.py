@@ -104,10 +104,9 @@ def plain_value(value: float) -> str:
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure as .pdf, .svg or .png, by the path's ending; the same figure always gives the same bytes.
 
-        >>> from dtrak.figures import save_figure
-        >>> from matplotlib.figure import Figure
-    from matplotlib.ticker import Locator, LogLocator, MaxNLocator
-        >>> save_figure(Figure(), "empty.pdf")
+    >>> from dtrak.figures import save_figure
+    >>> from matplotlib.figure import Figure
+    >>> save_figure(Figure(), "empty.pdf")
     """
     path = Path(path)
     ending = path.suffix.lower()
