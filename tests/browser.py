@@ -4,6 +4,7 @@
 looks at them in `complaints` and clears the list.
 """
 
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -18,7 +19,8 @@ WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 400, "height": 800}
 def chromium() -> Iterator[Browser]:
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
-        pytest.skip("there is no Chromium on this machine: install the package `chromium`")
+        told = "there is no Chromium on this machine: install the package `chromium`"
+        pytest.fail(told) if "NEEDS_BROWSER" in os.environ else pytest.skip(told)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
