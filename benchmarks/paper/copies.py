@@ -169,7 +169,7 @@ def _losses(study: Study, images: Images, steps: tuple[int, ...]) -> Tensor:
     """The training loss of each image at each timestep, [images, timesteps]."""
     model = study.model
     clean = images.tensor(range(len(images))).to(model.device)
-    drawn = Copies(steps, draws=4, noise="per-image", of=images.fingerprint)
+    drawn = Copies(steps, draws=4, noise="per-image")
     noises = torch.stack([drawn.noises(model.shape, image) for image in images.ids.tolist()])
     noises = noises.to(model.device)  # [N, 40, C, H, W]
     found = []

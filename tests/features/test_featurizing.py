@@ -1,12 +1,12 @@
 """What `featurize` decides before it computes: whose noise an image has, and how many threads a worker takes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import tiny
 from dtrak import load_images
@@ -18,18 +18,17 @@ from featurized import featurize
 DIGITS = load_images("digits:train")
 
 
-def test_two_sets_of_images_share_no_noise_of_their_own_even_if_they_share_ids(tmp_path: Path) -> None:
-    model, sets = tiny.unet(), {"two": DIGITS.select([0, 1]), "three": DIGITS.select([0, 1, 2])}
-
-    def first_of(noise: str) -> list[NDArray[np.float32]]:
-        settings = Spec(timesteps="uniform:2", noise=noise, projection="identity")
-        stores = [featurize(model, one, ["square"], settings, tmp_path / noise, name) for name, one in sets.items()]
-        return [store["square"].numpy()[0] for store in stores]
-
-    two, three = first_of("shared")
-    np.testing.assert_allclose(two, three, rtol=1e-4, atol=1e-6)
-    two, three = first_of("per-image")
-    assert np.linalg.norm(two - three) > 0.01 * np.linalg.norm(three)
+def test_noise_of_an_images_own_is_named_by_its_pixels(tmp_path: Path) -> None:
+    """Not by its set, its id or its place: the same image has the same features everywhere, and is computed once."""
+    model, spec = tiny.unet(), Spec(timesteps="uniform:2", noise="per-image", projection="identity")
+    first = featurize(model, DIGITS.select([0, 1]), ["square"], spec, tmp_path)["square"].numpy()
+    renamed = replace(DIGITS.select([2, 1, 0]), ids=np.array(["a", "b", "c"]))
+    elsewhere = featurize(model, renamed, ["square"], spec, tmp_path / "elsewhere")["square"].numpy()
+    np.testing.assert_allclose(elsewhere[[2, 1]], first, rtol=1e-4, atol=1e-6)
+    beside = featurize(model, renamed, ["square"], spec, tmp_path)["square"].numpy()
+    np.testing.assert_array_equal(beside[[2, 1]], first)
+    shared = featurize(model, DIGITS.select([0]), ["square"], replace(spec, noise="shared"), tmp_path)["square"].numpy()
+    assert np.linalg.norm(first[0] - shared[0]) > 0.01 * np.linalg.norm(first[0])
 
 
 def test_workers_take_as_many_threads_as_the_user_leaves_this_process(

@@ -11,7 +11,7 @@ from dtrak.features.spec import Spec
 from dtrak.fingerprints import Facts, first_difference
 from dtrak.methods.method import Embeddings, Gradients, Method, NoisedPixels, Nothing, Outcomes, Pixels
 
-VERSION = 1  # is raised when the same facts would give other numbers
+VERSION = 2  # is raised when the same facts would give other numbers
 Side = Literal["train", "queries", "trajectories"]
 DRAWN_BY = ("ddim_steps", "guidance", "step")  # how queries are drawn again, along their trajectories
 NOISED_BY = ("timesteps", "draws", "noise", "seed")

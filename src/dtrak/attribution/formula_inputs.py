@@ -213,7 +213,8 @@ def _noised(opened: Opened, queries: slice) -> NoisedQueries:
     rows = range(len(asked))[queries]
     steps = timesteps_of(model, settings.timesteps, "visible")
     copies = Copies(steps, settings.draws, settings.noise, settings.seed)
-    noises = torch.stack([copies.noises(model.shape, asked.ids[row]) for row in rows], 1)
+    names = asked.named().names if settings.noise == "per-image" else [""] * len(asked)
+    noises = torch.stack([copies.noises(model.shape, names[row]) for row in rows], 1)
     t = torch.tensor([timestep for timestep, _ in copies.pairs()])
     signal, sigma = (one.flatten() for one in model.process.signal_and_noise(t))
     of_copies = (len(noises), 1, 1, 1, 1)

@@ -42,7 +42,7 @@ def directions_of(
     """Pass all images through the network twice: first for the directions, then for the eigenvalues in them."""
     parameters = parameters_of(model, spec)
     shapes = {name: tuple(value.shape) for name, value in parameters.items()}
-    copies = Copies(timesteps_of(model, spec.timesteps), spec.draws, spec.noise, spec.seed, inputs.fingerprint)
+    copies = Copies(timesteps_of(model, spec.timesteps), spec.draws, spec.noise, spec.seed)
     objective = probes or OutputProbes(spec.seed)
 
     def featurizer(projection: Projection, batch_size: int | None) -> Featurizer:

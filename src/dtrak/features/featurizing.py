@@ -130,7 +130,7 @@ class Part:
 class Parts(Sequence[Part]):
     """The parts of several shards. Each is made when it is asked for, so that few are in memory."""
 
-    inputs: ModelInputs | Trajectories
+    inputs: ModelInputs
     shards: Sequence[range]
     by_name: bool  # whether workers read the images themselves
 
@@ -169,12 +169,13 @@ def featurize(
     """
     timesteps = inputs.timesteps if isinstance(inputs, Trajectories) else timesteps_of(model, spec.timesteps)
     check_copies(len(timesteps), spec.draws, model.shape, model.device)
-    copies = Copies(timesteps, spec.draws, spec.noise, spec.seed, _name_of(inputs))
+    copies = Copies(timesteps, spec.draws, spec.noise, spec.seed)
     work = Work(model, spec, (), copies, {}, batch_size, skip_bad)
     of_copies = (len(copies.pairs()),) if spec.copies == "apart" else ()
     shape = (*of_copies, work.projection.dim)
-    hashes = inputs.hashes if spec.noise == "shared" else None
-    stores = {name: FeatureStore.create(*places[name], len(inputs), shape, spec.dtype, hashes) for name in objectives}
+    stores = {
+        name: FeatureStore.create(*places[name], len(inputs), shape, spec.dtype, inputs.hashes) for name in objectives
+    }
     incomplete = {name: store for name, store in stores.items() if store.missing()}
     if incomplete:
         passes, parameters = len(inputs) * len(copies.pairs()), sum(one.numel() for one in work.parameters.values())
@@ -183,9 +184,11 @@ def featurize(
             f"{parameters:,} parameters → {shape[-1]:,} numbers, "
             f"{sum(store.nbytes for store in incomplete.values()) / 1e6:,.1f} MB on disk"
         )
-        wanted, condition = [objectives[name] for name in incomplete], inputs.select([0]).condition([0])
+        given = inputs.inputs if isinstance(inputs, Trajectories) else inputs
+        given = given if spec.noise == "shared" else given.named()
+        wanted, condition = [objectives[name] for name in incomplete], given.condition([0])
         work = replace(work, model=model.denoiser(), objectives=wanted, condition=condition)
-        _fill(work, inputs, list(incomplete.values()), engine, share)
+        _fill(work, given, list(incomplete.values()), engine, share)
     for name, store in stores.items() if share is None else ():
         if ids := ", ".join(str(inputs.ids[row]) for row in store.left_out()):
             message = f"of {inputs.source}, the gradient of {name} is zero or not finite for {ids}"
@@ -214,7 +217,7 @@ def parameters_of(model: DiffusionModel, spec: Spec) -> dict[str, nn.Parameter]:
 
 def _fill(
     work: Work,
-    inputs: ModelInputs | Trajectories,
+    inputs: ModelInputs,
     stores: list[FeatureStore],
     engine: Engine | None,
     share: tuple[int, int] | None,
@@ -253,7 +256,7 @@ def _fill(
 def _shards_by(
     engine: Engine,
     work: Work,
-    inputs: ModelInputs | Trajectories,
+    inputs: ModelInputs,
     stores: Sequence[FeatureStore],
     missing: Sequence[range],
 ) -> Iterator[tuple[range, Shard]]:
@@ -307,10 +310,11 @@ def compute(
 ) -> tuple[Tensor, Cost]:
     """Return the features of some images, [objectives, b, k] or [objectives, b, KZ, k]; images to skip have zeros."""
     features, started, parts = work.features, time.perf_counter(), []
-    projected = features.projection_seconds
+    projected, ids = features.projection_seconds, inputs.ids.tolist()
 
     def of(rows: Sequence[int]) -> Tensor:
-        return features(inputs.tensor(rows), inputs.ids[list(rows)].tolist(), inputs.condition(rows))
+        of_rows = [ids[row] for row in rows], inputs.condition(rows), [(inputs.names or ids)[row] for row in rows]
+        return features(inputs.tensor(rows), *of_rows)
 
     for start in range(0, len(inputs), features.batch_size):
         rows = range(start, min(start + features.batch_size, len(inputs)))
@@ -337,13 +341,13 @@ def residuals_of(
 
     The folder keeps them in its store `residuals` of this part.
     """
-    steps_of_model, device = timesteps_of(model, spec.timesteps), model.device
-    copies = Copies(steps_of_model, spec.draws, spec.noise, spec.seed, _name_of(inputs))
+    copies, device = Copies(timesteps_of(model, spec.timesteps), spec.draws, spec.noise, spec.seed), model.device
+    names = inputs.named().names if spec.noise == "per-image" else [""] * len(inputs)
     t = torch.tensor([timestep for timestep, _ in copies.pairs()])
     step = min(MOST_COPIES, copies_that_fit(activation_bytes(model, inputs.condition([0])), total_memory(device)))
 
     def compute(rows: Sequence[int]) -> Tensor:
-        noises = torch.cat([copies.noises(model.shape, image) for image in inputs.ids[list(rows)].tolist()])
+        noises = torch.cat([copies.noises(model.shape, names[row]) for row in rows])
         clean, steps = inputs.tensor(rows).repeat_interleave(len(t), 0), t.repeat(len(rows))
         condition, found = repeated(inputs.condition(rows), len(t)), []
         for first in range(0, len(noises), step):
@@ -359,12 +363,7 @@ def residuals_of(
     was_training = model.network.training
     model.network.eval()
     try:
-        hashes = inputs.hashes if spec.noise == "shared" else None
-        return kept_rows(folder, "residuals", part, (len(inputs), len(t)), compute, max(1, step // len(t)), hashes)
+        few, shape = max(1, step // len(t)), (len(inputs), len(t))
+        return kept_rows(folder, "residuals", part, shape, compute, few, inputs.hashes)
     finally:
         model.network.train(was_training)
-
-
-def _name_of(inputs: ModelInputs | Trajectories) -> str:
-    """Return a name of a set of images, for noise of an image's own."""
-    return (inputs.pictures if isinstance(inputs, Trajectories) else inputs).fingerprint

@@ -36,6 +36,7 @@ class ModelInputs:
     texts: Sequence[str] = ()  # [N], such as the prompts or the classes of the images
     conditions: Condition = field(default_factory=dict)  # [P, …], one for each different text
     which: NDArray[np.int64] | None = None  # [N], the row of each image in `conditions`
+    names: Sequence[str] = ()  # [N], hashes of the images' pixels, where these are needed
 
     def __len__(self) -> int:
         return len(self.images)
@@ -101,7 +102,12 @@ class ModelInputs:
             latents=tuple(value[chosen] for value in self.latents),
             texts=[self.texts[row] for row in chosen] if self.texts else (),
             which=None if self.which is None else self.which[chosen],
+            names=[self.names[row] for row in chosen] if self.names else (),
         )
+
+    def named(self) -> "ModelInputs":
+        """Return the inputs with a name for each image that changes with its pixels alone."""
+        return replace(self, names=[one.tobytes().hex() for one in self.images.digests])
 
     def sent(self, by_name: bool) -> "ModelInputs":
         """Return the inputs as other processes get them, which read images by name if they can; without columns."""

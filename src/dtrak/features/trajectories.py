@@ -7,7 +7,6 @@ Journey-TRAK attributes these estimates: it takes the gradient of L_Simple at (x
 
 import re
 import reprlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -99,10 +98,6 @@ class Trajectories:
             return ModelInputs(self.pictures, (estimates[:, None],))
         conditions = moved(model.conditions.encode(texts), torch.device("cpu"))
         return ModelInputs(self.pictures, (estimates[:, None],), texts, conditions, np.arange(len(self)))
-
-    def select(self, rows: Sequence[int]) -> ModelInputs:
-        """Return some of the pictures as inputs of the model."""
-        return self.inputs.select(rows)
 
     def check(self) -> None:
         """Refuse steps or pictures that do not belong to their trajectories."""

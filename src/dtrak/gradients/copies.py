@@ -84,18 +84,14 @@ class Copies:
 
     timesteps: tuple[int, ...]
     draws: int = 1  # how many noises there are at each timestep
-    noise: str = "shared"  # or "per-image"
+    noise: str = "shared"  # by all images; or "per-image"
     seed: int = 0
-    of: str = ""  # a name of the set of images, because two sets can have the same ids
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return (timestep, draw) of every copy."""
         return [(timestep, draw) for timestep in self.timesteps for draw in range(self.draws)]
 
     def noises(self, shape: tuple[int, ...], image: str | int | None = None) -> Tensor:
-        """Return ε of every copy, [KZ, C, H, W], for the image of this id.
-
-        It depends on seed, timestep and draw alone, and on the image only if each has its own.
-        """
-        name = () if self.noise == "shared" else (f"image {image} of {self.of}",)
+        """Return ε of every copy, [KZ, C, H, W]. It depends on seed, timestep and draw, and on an image's own name."""
+        name = () if self.noise == "shared" else (f"image {image}",)
         return torch.stack([gaussian(shape, self.seed, timestep, draw, *name) for timestep, draw in self.pairs()])

@@ -86,12 +86,16 @@ class Featurizer:
             self.copies_at_once = 1 if apart else self.copies_at_once
         self.pass_bytes = per_copy * min(self.copies_at_once, self.batch_size * len(self.timesteps))
 
-    def __call__(self, clean: Tensor, ids: Sequence[Id], condition: Condition | None = None) -> Tensor:
+    def __call__(
+        self, clean: Tensor, ids: Sequence[Id], condition: Condition | None = None, names: Sequence[Id] | None = None
+    ) -> Tensor:
         """Return φ of the images `clean` [B, C, H, W], float32 on the CPU: [objectives, B, k].
 
         If copies are apart, φ is [objectives, B, KZ, k]. `clean` can also be [B, K, C, H, W], with one image for every
-        timestep. `condition` holds the conditions of the images; each of its tensors is [B, …].
+        timestep. `condition` holds the conditions of the images; each of its tensors is [B, …]. `names` [B] name noise
+        of an image's own; None means the ids.
         """
+        names = ids if names is None else names
         own = moved(condition or {}, self.model.device)
         out = torch.zeros(len(self.objectives), len(clean), self.rows, self.projection.dim, device=self.model.device)
         passes = max(1, -(-len(clean) // self.batch_size))
@@ -100,13 +104,16 @@ class Featurizer:
             for start in range(0, len(clean), size):
                 part = slice(start, start + size)
                 of_part = {name: value[part] for name, value in own.items()}
-                self._add_images(out[:, part], clean[part].to(self.model.device), ids[part], of_part)
+                x = clean[part].to(self.model.device)
+                self._add_images(out[:, part], x, ids[part], of_part, names[part])
         return out.cpu() if self.apart else out[:, :, 0].cpu()
 
-    def _add_images(self, out: Tensor, clean: Tensor, ids: Sequence[Id], condition: Condition) -> None:
+    def _add_images(
+        self, out: Tensor, clean: Tensor, ids: Sequence[Id], condition: Condition, names: Sequence[Id]
+    ) -> None:
         """Add the features of b images that share their passes to `out` [objectives, b, rows, k]."""
         shared, shape = self._shared_noise, self.model.shape
-        noises = torch.stack([self.copies.noises(shape, one) if shared is None else shared for one in ids])
+        noises = torch.stack([self.copies.noises(shape, one) if shared is None else shared for one in names])
         noises = noises.to(clean.device)  # [b, KZ, C, H, W]
         clean = clean.repeat_interleave(self.copies.draws, 1) if clean.dim() == 5 else clean[:, None].expand_as(noises)
         step = max(1, self.copies_at_once // len(clean))
