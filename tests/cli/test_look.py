@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from commands import dtrak, dtrak_fresh, dtrak_started
 from dtrak.cli.commands import app
-from dtrak.cli.help import GROUPS, RARE
+from dtrak.cli.help import GROUPS
 from dtrak.report.card import card_of_run
 from dtrak.report.measured import trust_of
 from dtrak.runs.ready import ready_run
@@ -34,25 +34,6 @@ def every_command() -> dict[str, object]:
 def test_every_option_has_a_group(name: str) -> None:
     names = {one.name for one in every_command()[name].params if one.param_type_name == "option"}  # type: ignore[attr-defined]
     assert names <= {*GROUPS, "help"}
-
-
-def test_help_has_the_usual_options_and_help_all_has_every_one(tmp_path: Path) -> None:
-    short, long = (dtrak("attribute", word, cwd=tmp_path).out for word in ("--help", "--help-all"))
-    heads = [line for line in long.splitlines() if re.fullmatch(r"\w.*:", line)]
-    assert heads == [
-        "Arguments:",
-        "What to score:",
-        "How features and scores are made:",
-        "Where it runs:",
-        "Output:",
-        "Help:",
-    ]
-    for name in RARE - {"grid", "output_function", "output_timesteps", "output_noises"}:
-        option = f"  --{name.replace('_', '-')} "
-        assert option in long
-        assert option not in short
-    assert "--damping" in short
-    assert "--help-all" in short
 
 
 def test_a_piped_table_has_one_line_for_each_row(tmp_path: Path) -> None:

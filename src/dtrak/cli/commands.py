@@ -217,22 +217,31 @@ def _attribute_run(
     check_not_read(out, source, str(opened.train_source.source), run_folder / "recipe.yaml")
     check_writable(out)
 
+    from dtrak.attribution.answer import answer
     from dtrak.attribution.scores import save_scores
-    from dtrak.runs.run_questions import attribute_run, question_of, settings_of
+    from dtrak.runs.run_questions import attribute_run, opened_run, question_of, settings_of
 
     settings, usual = scoring.settings(settings_of(opened)), opened.usual_method
     methods = scoring.chosen(settings, usual)
     opened.check_trained()
     question = question_of(opened, opened.query_source(source), methods, settings, checkpoint)
-    scores = attribute_run(
-        opened,
-        question,
-        top=scoring.top,
-        cache=scoring.cache,
-        device=options.chosen_device(device),
-        engine=scoring.engine,
-        every=scoring.every(usual),
-    )
+    where = options.chosen_device(device)
+    every = scoring.every(usual)
+    if checkpoint is None:
+        scores = attribute_run(
+            opened,
+            question,
+            top=scoring.top,
+            cache=scoring.cache,
+            device=where,
+            engine=scoring.engine,
+            every=every,
+        )
+    else:  # the run keeps the scores of its final model alone
+        of_checkpoint = opened_run(
+            opened, question, cache=scoring.cache, device=where, engine=scoring.engine, every=every, one_damping=True
+        )
+        scores = answer(of_checkpoint, scoring.top)
     if out != own:
         save_scores(out, scores)
     tell("The scores", out)

@@ -45,7 +45,7 @@ def generate(run: Run, model: DiffusionModel, count: int, seed: int, steps: int,
     with the same settings are not drawn again.
     """
     settings: dict[str, Any] = {"model": model.fingerprint, "steps": steps}
-    guidance = run.recipe.generation.guidance
+    guidance = run.generation.guidance
     if model.conditions is not None:
         settings |= {"guidance": guidance, "prompt": prompt}
     made_by = json.dumps(settings)
@@ -101,7 +101,7 @@ def _drawings(run: Run, model: DiffusionModel, seeds: range, prompt: str | None)
         if prompt is not None:
             raise UsageError(f"prompt {prompt!r}: {model.source} takes no prompts")
         return [Drawing(seed) for seed in seeds]
-    given = run.recipe.generation.prompts if prompt is None else (prompt,)
+    given = run.generation.prompts if prompt is None else (prompt,)
     in_turn = given or sorted(set(model.conditions.texts(run.train_images)))
     return [Drawing(seed, in_turn[seed % len(in_turn)]) for seed in seeds]
 

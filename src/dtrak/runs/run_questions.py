@@ -83,13 +83,11 @@ def attribute_run(
 ) -> dict[str, Scores]:
     """Answer a question about a run, which keeps the scores in scores.npz for its report.
 
-    Kept scores of the same question are returned. An earlier checkpoint's scores are not kept.
+    Kept scores of the same question are returned.
     """
     if top is not None:
         check_number("top", top)
     opened = opened_run(run, question, cache=cache, device=device, engine=engine, every=every, one_damping=True)
-    if question.model != run.model_source:
-        return answer(opened, top)
     with suppress(DtrakError):  # missing or damaged scores are computed again
         kept = load_scores(run.folder / SCORES)
         if is_answer(kept, opened, top):
