@@ -15,11 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from dtrak.runs.attributing import attribute_run, settings_of
 from playwright.sync_api import Page, expect
 
 import dtrak
+from dtrak.images.images import ImageSource
+from dtrak.methods import METHODS
 from dtrak.runs.ready import SHIPPED, ready_run
+from dtrak.runs.run_questions import attribute_run, question_of, settings_of
 
 pytest_plugins = ["browser"]
 
@@ -84,9 +86,9 @@ def test_the_explorer_of_the_site_answers_without_a_server(site: Path, page: Pag
 def test_the_shipped_scores_are_those_of_the_code(tmp_path: Path) -> None:
     run = ready_run(tmp_path / "run")
     kept = run.scores()
-    queries = str(run.folder / "generated")
-    (run.folder / "attribution.json").unlink()
-    found = attribute_run(run, run.model(), queries, [kept.method], settings_of(run))[kept.method]
+    queries = ImageSource(str(run.folder / "generated"))
+    (run.folder / "scores.npz").unlink()
+    found = attribute_run(run, question_of(run, queries, [METHODS[kept.method]], settings_of(run)))[kept.method]
     np.testing.assert_allclose(found.values, kept.values, rtol=1e-2, atol=1e-3 * np.abs(kept.values).max())
 
 

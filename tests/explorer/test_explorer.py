@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from dtrak.attribution.preparing import prepare
-from dtrak.attribution.scoring import DampedScores, scores_for
-from dtrak.inputs.arrays import KernelPart, TrainingKernel
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -23,13 +20,21 @@ import dtrak
 import tiny
 from commands import dtrak as command
 from conftest import TINY
+from dtrak.attribution.answer import score
+from dtrak.attribution.attribute import question_about
+from dtrak.attribution.formula_inputs import Fitted, Input
+from dtrak.attribution.opened import Opened
 from dtrak.attribution.settings import Settings
+from dtrak.contracts import EVERY, KernelInput
 from dtrak.explorer.address import is_loopback, listen
+from dtrak.explorer.scoring import DampedScores
 from dtrak.explorer.uploads import FORMATS
+from dtrak.images.images import ImageSource
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.ridge import Eigen, Ridge
 from dtrak.kernels.rows import ArrayRows, CopyRows
 from dtrak.methods import METHODS
+from dtrak.models.model_source import ModelSource
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.runs.run import Run
 from serving import Server, colourful, encoded, served
@@ -120,7 +125,7 @@ def test_training_images_by_their_influence(server: Server, run: Path, scores: A
 
 def test_self_influence_is_the_diagonal_of_the_kernel(server: Server, run: Path) -> None:
     page = server.get("train", sort="self", method="d-trak", damping=0.2, size=500)  # the features are complete then
-    store = next(run.glob("features/*/train-square-*"))
+    store = next(run.glob("features/train-square-*"))
     features = dtrak.features.FeatureStore.open(store).numpy().astype(np.float64)
     damping = 0.2 * (features**2).sum() / len(features)
     inverse = np.linalg.inv(features.T @ features + damping * np.eye(features.shape[1]))
@@ -133,7 +138,7 @@ def test_self_influence_is_the_diagonal_of_the_kernel(server: Server, run: Path)
 
 def test_the_slider_is_told_where_the_rules_lie(server: Server, run: Path) -> None:
     scale = server.get("damping", method="d-trak", damping=0.2)  # the features are complete then
-    kernel = Ridge.of(CopyRows([dtrak.features.FeatureStore.open(next(run.glob("features/*/train-square-*")))]))
+    kernel = Ridge.of(CopyRows([dtrak.features.FeatureStore.open(next(run.glob("features/train-square-*")))]))
     assert scale["relative"] == pytest.approx(0.2)
     mean_eigenvalue = kernel.trace / kernel.size
     absolute = 0.2 * mean_eigenvalue
@@ -186,7 +191,7 @@ def test_images_are_served_as_they_are(server: Server, run: Path) -> None:
 
 
 def test_without_a_second_objective_auto_is_not_offered(own_run: Path) -> None:
-    (own_run / "attribution.json").unlink()
+    (own_run / "scores.npz").unlink()
     content = yaml.safe_load((own_run / "recipe.yaml").read_text())
     content["attribution"] |= {"method": "d-trak", "damping": 0.25}
     (own_run / "recipe.yaml").write_text(yaml.safe_dump(content))
@@ -236,12 +241,15 @@ def test_other_queries_cost_no_more_than_themselves(tmp_path: Path) -> None:
     model, passes = tiny.unet(), Counter[int]()
     train, queries = dtrak.load_images("digits:train").select(range(40)), dtrak.load_images("digits:validation")
     settings: dict[str, Any] = {"timesteps": 3, "projection_dim": 64, "batch_size": 1}
-    task, (method,) = prepare(model, train, queries.select([0]), ["trak"], Settings(damping=0.1, **settings), tmp_path)
-    damping = Damping.parse("0.1")
-    scores_for(task, method, [damping])
+    method, damping = METHODS["trak"], Damping.parse("0.1")
+    question = question_about(
+        ModelSource(model), train, queries.select([0]), [method], Settings(damping=0.1, **settings), None
+    )
+    opened = Opened(question, tmp_path)
+    score(opened, method, [damping])
     model.network.register_forward_hook(lambda module, inputs, output: passes.update([len(inputs[0])]))
     others = queries.select([5, 3])
-    (found,) = scores_for(task.with_queries(others), method, [damping])
+    (found,), _, _ = score(opened.with_queries(ImageSource(others)), method, [damping])
     assert passes[3] == 2  # three copies of each
     expected = dtrak.attribute(model, train, others, "trak", damping=0.1, **settings)
     np.testing.assert_allclose(found, expected.values, rtol=1e-5, atol=1e-7)
@@ -284,22 +292,22 @@ def test_asked_pictures_are_there_after_a_restart(own_run: Path) -> None:
     with served(own_run) as server:
         ids = [server.answered(server.ask(seed=5)), server.answered(server.ask(picture=("a", colourful(9))))]
         before = [server.get("answer", set="asked", query=one) for one in ids]
-        stores = sorted(path.name for path in own_run.glob("features/*/*"))
+        stores = sorted(path.name for path in own_run.glob("features/*"))
     with served(own_run) as server:
         assert [server.get("answer", set="asked", query=one) for one in ids] == before
         assert server.get("queries", set="asked")["items"][0]["columns"] == {"seed": 5}
         assert [one["id"] for one in server.get("queries", set="asked", sort="newest")["items"]] == ids[::-1]
         transposed = server.get("transpose", set="asked", train=3)
         assert len(transposed["proponents"] + transposed["opponents"]) == 2
-    assert sorted(path.name for path in own_run.glob("features/*/*")) == stores
+    assert sorted(path.name for path in own_run.glob("features/*")) == stores
 
 
 def test_one_damping_of_five_thousand_images_takes_no_solve() -> None:
     random, count = np.random.default_rng(0), 5000
     values, dual = np.sort(random.random(count)), random.random((count, count))
     kernel = Ridge(ArrayRows(np.empty((count, 0))), lambda: Eigen(values, dual, count, is_outer=True))
-    training, coordinates = TrainingKernel(lambda: kernel, lambda _: np.nan, "rows"), random.random((3, 1, count))
-    live = DampedScores(METHODS["d-trak"], [KernelPart(training, coordinates)])
+    fitted, coordinates = Fitted(kernel, lambda one: one.absolute(kernel)), random.random((3, 1, count))
+    live = DampedScores(METHODS["d-trak"], [Input(KernelInput(kernel, coordinates, EVERY), fitted)])
     live.scores(Damping.parse("0.1"), slice(0, 1))  # finds the mean eigenvalue, once
     taken = []
     for damping in ("0.01", "0.2", "3", "1", "0.5"):

@@ -5,15 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dtrak.attribution.preparing import prepare
-from dtrak.attribution.scoring import DampedScores
 
 import dtrak
 import tiny
+from dtrak.attribution.attribute import question_about
+from dtrak.attribution.opened import Opened
 from dtrak.attribution.settings import Settings
-from dtrak.explorer.scoring import Scorer
+from dtrak.explorer.scoring import DampedScores, Scorer
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS
+from dtrak.models.model_source import ModelSource
 from tiny_benchmark import TRAIN, VALIDATION
 
 QUERIES = VALIDATION.select([3, 0, 2])
@@ -22,8 +23,8 @@ QUERIES = VALIDATION.select([3, 0, 2])
 @pytest.mark.parametrize("method", ["d-trak", "mixed-trak"])
 def test_live_scores_are_those_of_attribute(method: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"timesteps": 2, "projection_dim": 64}
-    task, _ = prepare(tiny.unet(), TRAIN, QUERIES, [method], Settings(**settings), tmp_path)
-    scorer = Scorer(task)
+    question = question_about(ModelSource(tiny.unet()), TRAIN, QUERIES, [METHODS[method]], Settings(**settings), None)
+    scorer = Scorer(Opened(question, tmp_path))
     scorer.prepare(QUERIES, METHODS[method])
     live = scorer.scored(QUERIES, METHODS[method])
     assert isinstance(live, DampedScores)

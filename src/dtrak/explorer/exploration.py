@@ -144,6 +144,7 @@ def explore(
     engine: Engine | None = None,
 ) -> Exploration:
     """Open a run, with the question of its last scores, or else of its recipe, changed by those `typed`."""
+    run.check_trained()
     asked = run.asked
     sets = _sets(run, None if asked is None else run.asked_about(asked))
     first = next((one.parts[0].images for one in sets.values() if one.parts), run.train_images.select([0]))

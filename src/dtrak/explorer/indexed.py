@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.attribution.index import Index
+from dtrak.attribution.question import FROM_PYTHON
 from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError
 from dtrak.explorer.catalog import Catalog, Entry, as_json
@@ -34,6 +35,8 @@ class IndexedImages(Mapping[int, Entry]):
         for segment, start in zip(index.description.segments, self._starts, strict=False):
             given = segment.images
             ids = index.ids[start : start + segment.rows]
+            if given["source"].startswith(FROM_PYTHON):
+                raise UsageError(f"{index.folder} does not say where its images are: make it again with `dtrak index`")
             try:
                 self.parts.append(images_by_id(given["source"], ids, segment.shape, given["crop"], given["size"]))
             except UsageError as error:

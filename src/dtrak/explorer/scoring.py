@@ -13,12 +13,12 @@ import numpy as np
 from dtrak.attribution.answer import score, squared
 from dtrak.attribution.formula_inputs import Fitted, Input, inputs_of
 from dtrak.attribution.opened import Opened, check
-from dtrak.attribution.required_gradients import rule_of
+from dtrak.attribution.required_gradients import objectives_of, rule_of, spec_of
 from dtrak.attribution.scores import refuse_not_finite
 from dtrak.contracts import EVERY, Array, KernelInput, Values
 from dtrak.errors import UsageError
 from dtrak.images.images import Images, ImageSource
-from dtrak.kernels.damping import Damping, UsedDamping
+from dtrak.kernels.damping import Damping, UsedDamping, compared_objective
 from dtrak.methods import Method
 
 
@@ -108,8 +108,10 @@ class Scorer:
 
     def _rules(self, method: Method) -> list[str]:
         """Return the rules for λ that a method can use: "auto" if the features that it compares are there."""
-        compares = rule_of(method) == "agreement" and self.opened.question.settings.damping != "auto"
-        return ["spectrum"] if compares else ["auto", "spectrum"]
+        settings = self.opened.question.settings
+        compared = compared_objective(objectives_of(method, settings)[0])
+        is_there = compared in self.opened.required[spec_of(method, settings)].train
+        return ["auto", "spectrum"] if is_there or rule_of(method) != "agreement" else ["spectrum"]
 
     def self_influence(self, method: Method, damping: Damping, train: slice = EVERY) -> Array:
         """Return the self-influence τ(x^n)_n of all training images, or of some, [N]."""
