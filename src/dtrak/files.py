@@ -272,6 +272,24 @@ def kept_until_done(cache: Path | None, out: Path | None = None) -> Iterator[Pat
                     beside.rename(old)
 
 
+class Remembered(dict[str, Any]):
+    """What was found in files, by their names, sizes and times, in a JSON file; without it, files are read again."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            self.update(json.loads(path.read_text(encoding="utf-8")))
+        self._kept = len(self)
+
+    def save(self) -> None:
+        """Write down what was found since the last time."""
+        if len(self) != self._kept and self.path.parent.is_dir():
+            with suppress(DtrakError):
+                write_json(self.path, self)
+            self._kept = len(self)
+
+
 def full_name(source: str) -> str:
     """Return a path as one that is valid in any working folder; other names, such as hub ids, as they are."""
     return str(Path(source).resolve()) if os.path.exists(source) else source

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -16,7 +16,7 @@ from dtrak.attribution.settings import Options, Settings
 from dtrak.checks import check_number
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
-from dtrak.files import kept_until_done
+from dtrak.files import Remembered, kept_until_done
 from dtrak.images.images import ImageSource
 from dtrak.images.objects import images_from
 from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
@@ -99,8 +99,8 @@ def attribute(
         settings["parameters"] = f"^({'|'.join(map(re.escape, names))})$"
     chosen = Settings(**settings)
     methods = chosen_methods(method, chosen)
-    question = question_about(source, train, queries, methods, chosen, device)
     place = None if cache is None else Path(cache)
+    question = question_about(source, train, queries, methods, chosen, device, place)
     scores = answers(question, cache=place, top=top, device=device, engine=engine, every=method == EVERY_METHOD)
     return scores if several or method == EVERY_METHOD else scores[methods[0].name]
 
@@ -116,12 +116,22 @@ def chosen_methods(given: Methods | None, settings: Settings) -> tuple[Method, .
 
 
 def question_about(
-    model: ModelSource, train: Data, queries: Data, methods: Sequence[Method], settings: Settings, device: str | None
+    model: ModelSource,
+    train: Data,
+    queries: Data,
+    methods: Sequence[Method],
+    settings: Settings,
+    device: str | None,
+    cache: Path | None = None,
 ) -> Question:
-    """Return the question about images in shapes that the model takes."""
+    """Return the question about images in shapes that the model takes; a `cache` remembers what was in their files."""
     opened = model.open(device=device)
-    of_train = source_of(train, "train").fitting(opened)
-    of_queries = source_of(queries, "queries").fitting(opened.fitted_to(of_train.open().shape))
+    memory = None if cache is None else Remembered(cache / "images.json")
+    of_train, of_queries = (
+        replace(source_of(given, name), memory=memory) for given, name in ((train, "train"), (queries, "queries"))
+    )
+    of_train = of_train.fitting(opened)
+    of_queries = of_queries.fitting(opened.fitted_to(of_train.open().shape))
     return Question(model, of_train, of_queries, tuple(methods), settings)
 
 

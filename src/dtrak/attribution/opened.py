@@ -35,6 +35,7 @@ from dtrak.features.model_inputs import ModelInputs, model_inputs
 from dtrak.features.spec import Spec
 from dtrak.features.store import Cost, FeatureStore
 from dtrak.features.trajectories import Trajectories
+from dtrak.files import Remembered
 from dtrak.fingerprints import Facts, hash_of, of_object
 from dtrak.gradients.kronecker_factors import Directions
 from dtrak.images.images import Images, ImageSource
@@ -128,6 +129,9 @@ class Opened:
         }
         if any(isinstance(one.needs, Embeddings) for one in question.methods):
             now["encoder"] = of_object(self.encoder)
+        for source in (question.train, question.queries):
+            if source is not None and isinstance(source.memory, Remembered):
+                source.memory.save()
         if any(isinstance(one.needs, Outcomes) for one in question.methods):
             now["outcomes"] = self.benchmark.fingerprint
         return now

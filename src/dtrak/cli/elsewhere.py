@@ -43,7 +43,8 @@ def attribute_model(given: Given, out: Path | None, run: Path | None, scoring: S
     loras = () if given.lora is None else ((given.lora, 1.0),)
     model = ModelSource(given.model, loras, given.prompt, given.precision)
     images, pictures = (ImageSource(one, size=given.size) for one in (given.train, given.queries))
-    question = question_about(model, images, pictures, methods, settings, device)
+    kept = scoring.cache or (None if run is None else Run(run).features)
+    question = question_about(model, images, pictures, methods, settings, device, kept)
     if run is not None:
         opened = Opened(question, scoring.cache or Run(run).features, device=device, engine=scoring.engine)
         made = run_elsewhere(run, possible(opened) if scoring.every() else checked(opened))

@@ -28,7 +28,7 @@ from dtrak.attribution.scores import Scores
 from dtrak.checks import first_difference
 from dtrak.errors import UsageError, check_type
 from dtrak.figures.html_pictures import facts
-from dtrak.files import TEMPORARY, clear_leftovers, write_json, write_text
+from dtrak.files import TEMPORARY, Remembered, clear_leftovers, write_json, write_text
 from dtrak.images.images import Images, ImageSource, read_ids
 from dtrak.images.selection import Selection
 from dtrak.models import DiffusionModel, new_model
@@ -104,7 +104,13 @@ class Run:
         if self.is_elsewhere:
             return self.question.train
         data = self.recipe.data
-        return ImageSource(data.train, data.select, data.subset, data.crop, data.size, data.channels)
+        chosen = data.train, data.select, data.subset, data.crop, data.size, data.channels
+        return ImageSource(*chosen, memory=self.remembered)
+
+    @cached_property
+    def remembered(self) -> Remembered:
+        """What was found in image files, so that none is read again that has not changed."""
+        return Remembered(self.features / "images.json")
 
     @property
     def usual_method(self) -> str | None:
@@ -239,14 +245,12 @@ class Run:
         Images that have that shape, such as generated ones, are not changed; others are cropped and resized.
         """
         train, (channels, height, width) = self.train_source, self.train_images.shape
-        plain = ImageSource(source, select, channels=channels)
-        try:
+        plain = ImageSource(source, select, channels=channels, memory=self.remembered)
+        with suppress(UsageError):  # they may differ in size; other errors are raised again below
             if plain.open().shape == self.train_images.shape:
                 return plain
-        except UsageError:  # they may differ in size; other errors are raised again below
-            pass
         size = height if height == width else train.size
-        return ImageSource(source, select, crop=train.crop, size=size, channels=channels)
+        return ImageSource(source, select, None, train.crop, size, channels, memory=self.remembered)
 
     def portable(self, source: str) -> str:
         """Return a source as a name that is valid in any working folder: relative to the run, or absolute."""
