@@ -1,5 +1,7 @@
 """The Gauss–Newton matrix in Kronecker factors, against gradients of autograd and dense matrices."""
 
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,28 +15,22 @@ from dtrak import DiffusionModel
 from dtrak.features.curvature_pass import directions_of, kept_directions
 from dtrak.features.model_inputs import model_inputs
 from dtrak.features.spec import Spec
-from dtrak.gradients.kronecker_factors import Directions, OutputProbes
+from dtrak.gradients.kronecker_factors import Directions, probed
 from dtrak.kernels import ArrayRows
 from dtrak.kernels.damping import automatic
 from dtrak.kernels.kronecker import Kronecker
 from dtrak.noise import gaussian
+from dtrak.progress import watched_by
 from tiny_benchmark import TRAIN
 
 STEPS = (0, 500)
 SETTINGS = Spec(timesteps="uniform:2")
 
 
-class FixedProbes:
-    """As `OutputProbes`, with the same v for a copy in both passes."""
-
-    def __init__(self, model: DiffusionModel, images: int) -> None:
-        self.v = torch.randn(images * len(STEPS), *model.shape, generator=torch.Generator().manual_seed(0))
-        self.next = 0
-
-    def __call__(self, predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
-        v = self.v[self.next : self.next + len(predicted)]
-        self.next = (self.next + len(predicted)) % len(self.v)
-        return (2 / predicted[0].numel()) ** 0.5 * (v * predicted).flatten(1).sum(1)
+def probes_of(model: DiffusionModel) -> Tensor:
+    """v of every copy of the training images, by the names that they have, [copies, C, H, W]."""
+    names = [f"probe {one.tobytes().hex()}" for one in TRAIN.digests]
+    return torch.stack([gaussian(model.shape, 0, t, 0, name) for name in names for t in STEPS])
 
 
 class Constant(nn.Module):
@@ -83,17 +79,17 @@ def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
 def test_probes_have_the_gauss_newton_matrix_as_second_moment() -> None:
     """E[∇ℓ ∇ℓᵀ] with respect to the output itself: 2/D."""
     output = torch.zeros(4000, 1, 2, 3, requires_grad=True)
-    OutputProbes(0)(output, output.detach(), torch.ones(4000)).sum().backward()
+    probed(output, gaussian((4000, 1, 2, 3), 0), torch.ones(4000)).sum().backward()
     assert output.grad is not None
     moments = (output.grad.flatten(1).T @ output.grad.flatten(1) / 4000).numpy()
     np.testing.assert_allclose(moments, 2 / 6 * np.eye(6), atol=0.05)
 
 
-def test_where_inputs_are_constant_it_is_the_dense_matrix_of_each_layer() -> None:
+def test_where_inputs_are_constant_it_is_the_dense_matrix_of_each_layer(tmp_path: Path) -> None:
     model = constant()
-    probes = FixedProbes(model, len(TRAIN))
-    found = dense(directions_of(model, model_inputs(model, TRAIN), SETTINGS, probes=probes))
-    gradients = pseudo_gradients(model, probes.v)
+    v = probes_of(model)
+    found = dense(directions_of(model, model_inputs(model, TRAIN), SETTINGS, tmp_path))
+    gradients = pseudo_gradients(model, v)
     whole = gradients.T @ gradients / len(gradients)
     first, second, scale = (slice(0, 16), slice(16, 272), slice(272, 400))  # weight 12 and bias 4; weight; norm
     expected = np.zeros_like(whole)
@@ -102,9 +98,9 @@ def test_where_inputs_are_constant_it_is_the_dense_matrix_of_each_layer() -> Non
     assert_near(found, expected)
 
 
-def test_scores_are_those_of_the_dense_inverse() -> None:
+def test_scores_are_those_of_the_dense_inverse(tmp_path: Path) -> None:
     model, random, damping = constant(), np.random.default_rng(0), 1e-3
-    directions = directions_of(model, model_inputs(model, TRAIN), SETTINGS)
+    directions = directions_of(model, model_inputs(model, TRAIN), SETTINGS, tmp_path)
     train, queries = (random.normal(size=(count, 400)).astype(np.float32) for count in (70, 3))
     train[5] = 0
     kernel = Kronecker(directions, ArrayRows(train))
@@ -123,20 +119,20 @@ def test_scores_are_those_of_the_dense_inverse() -> None:
     assert automatic("published", kernel) == pytest.approx(0.1 * mean, rel=1e-4)
 
 
-def test_layers_of_a_unet_are_as_written_out() -> None:
+def test_layers_of_a_unet_are_as_written_out(tmp_path: Path) -> None:
     """A convolution, a linear layer and a norm: covariances of inputs and output gradients, one copy at a time."""
     model, pattern = tiny.unet(), "conv_in|time_embedding.linear_1|conv_norm_out"
-    probes = FixedProbes(model, len(TRAIN))
+    v = probes_of(model)
     found = dense(
-        directions_of(model, model_inputs(model, TRAIN), Spec(timesteps="uniform:2", layers=pattern), probes=probes)
+        directions_of(model, model_inputs(model, TRAIN), Spec(timesteps="uniform:2", layers=pattern), tmp_path)
     )
-    gradients = pseudo_gradients(model, probes.v, pattern)
+    gradients = pseudo_gradients(model, v, pattern)
     names = {name: value.numel() for name, value in model.parameters(pattern).items()}
     ends = np.cumsum([0, *names.values()])
     places = {name: np.arange(ends[i], ends[i + 1]) for i, name in enumerate(names)}
     expected = np.diag((gradients**2).mean(0))
     for path, kind in (("conv_in", "conv"), ("time_embedding.linear_1", "linear")):
-        inputs, outputs = covariances(model, path, kind, probes.v)
+        inputs, outputs = covariances(model, path, kind, v)
         left, right = np.linalg.eigh(outputs)[1], np.linalg.eigh(inputs)[1]
         weight, bias = places[f"{path}.weight"], places[f"{path}.bias"]
         columns = np.concatenate([weight.reshape(len(bias), -1), bias[:, None]], 1).ravel()
@@ -168,12 +164,12 @@ def covariances(model: DiffusionModel, path: str, kind: str, v: Tensor) -> tuple
     return inputs, outputs  # type: ignore[return-value]
 
 
-def test_networks_that_hooks_cannot_follow_have_their_diagonal() -> None:
+def test_networks_that_hooks_cannot_follow_have_their_diagonal(tmp_path: Path) -> None:
     model = tiny.hidden()
-    probes = FixedProbes(model, len(TRAIN))
-    directions = directions_of(model, model_inputs(model, TRAIN), SETTINGS, probes=probes)
+    v = probes_of(model)
+    directions = directions_of(model, model_inputs(model, TRAIN), SETTINGS, tmp_path)
     assert not directions.blocks
-    gradients = pseudo_gradients(model, probes.v)
+    gradients = pseudo_gradients(model, v)
     assert_near(directions.eigenvalues.numpy(), (gradients**2).mean(0))
 
 
@@ -186,6 +182,36 @@ def test_directions_are_kept_for_the_same_question_alone(tmp_path: Path) -> None
     ):
         first, again = (kept_directions(model, inputs, settings, tmp_path, settings.facts) for _ in range(2))
         torch.testing.assert_close(first.eigenvalues, again.eigenvalues)
-        fresh = directions_of(model, inputs, settings)
+        fresh = directions_of(model, inputs, settings, tmp_path / f"fresh-{settings.seed}")
         torch.testing.assert_close(torch.from_numpy(dense(first)), torch.from_numpy(dense(fresh)))
     assert len(list(tmp_path.glob("curvature-*/directions.safetensors"))) == 2
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_after_a_kill_it_goes_on_from_the_last_sums(
+    batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in each pass: no image is passed through the network again but for those since the last sums."""
+    model, spec = tiny.unet(), Spec(timesteps="uniform:1", layers="conv_in|conv_norm_out")
+    inputs = model_inputs(model, TRAIN)
+    whole = directions_of(model, inputs, spec, tmp_path / "whole", batch_size)
+    monkeypatch.setattr("dtrak.features.curvature_pass.EVERY", 4)
+    reached: list[int] = []
+    for stop in (6, 9, len(TRAIN) + 3, len(TRAIN) + 7, 2 * len(TRAIN) + 1):
+
+        def watch(title: str, done: int, total: int, unit: str, stop: int = stop) -> None:
+            reached.append(done)
+            if done >= stop:
+                raise KilledError
+
+        with suppress(KilledError), watched_by(watch):
+            found = directions_of(model, inputs, spec, tmp_path, batch_size)
+    torch.testing.assert_close(found.eigenvalues, whole.eigenvalues)
+    for one, other in zip(found.blocks, whole.blocks, strict=True):
+        torch.testing.assert_close(one.left, other.left)
+    again = sum(before - after for before, after in pairwise(reached) if after < before)
+    assert 0 < again <= 4 * (4 + batch_size)

@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from xxhash import xxh3_128
 
 from reference.slow_damping import absolute
-from reference.slow_gradients import Array, Asked, chosen, gradient, hashed, opened, pictures, predicted
+from reference.slow_gradients import Array, Asked, chosen, gaussian, gradient, opened, pictures, predicted
 
 
 def ek_fac(asked: Asked) -> Array:
@@ -21,16 +23,22 @@ def ek_fac(asked: Asked) -> Array:
     return queries @ np.linalg.solve(matrix + damping * np.eye(len(matrix)), train.T)
 
 
-def probed(asked: Asked, random: torch.Generator) -> Iterator[Tensor]:
+def probed(asked: Asked) -> Iterator[Tensor]:
     """√(2/D) v·ε_θ of every copy of every training image, with v ~ N(0, I).
 
-    The v are the product's own: one stream in the order of its passes, which `batch_size=1` makes that of the images.
-    If the product names them otherwise, only this function changes.
+    The v are the product's own: they are named by the seed, the timestep, the draw and a hash of the image's pixels.
     """
-    for picture in pictures(asked.train):
-        probes = torch.randn(len(asked.uniform), *picture[0].shape, generator=random).double()
-        for v, copy in zip(probes, asked.uniform, strict=True):
+    for picture, name in zip(pictures(asked.train), hashes(asked.train), strict=True):
+        for copy in asked.uniform:
+            v = gaussian(tuple(picture[0].shape), asked.seed, *copy, f"probe {name}")
             yield (2 / v.numel()) ** 0.5 * (v * predicted(asked.model, picture, *copy, asked.seed)[0]).sum()
+
+
+def hashes(images: Path) -> list[str]:
+    """xxh3 of the type, the shape and the pixels [H, W] of each image."""
+    with np.load(images) as arrays:
+        pixels = arrays["images"][..., 0]
+        return [xxh3_128(f"{one.dtype.str} {one.shape}".encode() + one.tobytes()).hexdigest() for one in pixels]
 
 
 def gauss_newton(asked: Asked) -> Array:
@@ -44,15 +52,14 @@ def gauss_newton(asked: Asked) -> Array:
     layers = {path: layer for path, layer in modules.items() if isinstance(layer, nn.Linear | nn.Conv2d)}
     seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
     hooks = [one.register_forward_hook(lambda of, a, out: seen.update({of: (a[0], out)})) for one in layers.values()]
-    random = torch.Generator().manual_seed(hashed(f"{asked.seed} output probes") >> 1)
     inputs, outputs = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
-    for value in probed(asked, random):
+    for value in probed(asked):
         of_outputs = torch.autograd.grad(value, [seen[layer][1] for layer in layers.values()])
         for (path, layer), of_output in zip(layers.items(), of_outputs, strict=True):
             a, g = rows_of(layer, seen[layer][0].detach(), of_output)
             inputs[path], outputs[path] = inputs[path] + (a.T @ a).numpy(), outputs[path] + (g.T @ g).numpy()
     mask = chosen(asked.model, asked.parameters or "")
-    found = np.stack([gradient(asked.model, value)[mask] for value in probed(asked, random)])
+    found = np.stack([gradient(asked.model, value)[mask] for value in probed(asked)])
     for hook in hooks:
         hook.remove()
     matrix = np.diag((found**2).mean(0))

@@ -95,3 +95,7 @@ class Copies:
         """Return ε of every copy, [KZ, C, H, W]. It depends on seed, timestep and draw, and on an image's own name."""
         name = () if self.noise == "shared" else (f"image {image}",)
         return torch.stack([gaussian(shape, self.seed, timestep, draw, *name) for timestep, draw in self.pairs()])
+
+    def probes(self, shape: tuple[int, ...], image: str | int) -> Tensor:
+        """Return random directions v ~ N(0, I) of the output for every copy of an image, [KZ, C, H, W]."""
+        return torch.stack([gaussian(shape, self.seed, t, draw, f"probe {image}") for t, draw in self.pairs()])

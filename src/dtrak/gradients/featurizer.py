@@ -58,6 +58,7 @@ class Featurizer:
         apart: bool = False,  # whether every copy has its own row; if not, an image has one row
         batch_size: int | None = None,  # how many images share a pass; None: it depends on the size of activations
         autocast: bool = False,  # whether forward passes are in bfloat16; gradients are added in float32 even then
+        probed: bool = False,  # whether objectives get probes of the copies in the place of ε
     ) -> None:
         self.model = model
         self.objectives = objectives
@@ -66,6 +67,7 @@ class Featurizer:
         self.parameters = parameters
         self.apart = apart
         self.autocast = autocast
+        self.probed = probed
         self.projection_seconds = 0.0
         self.timesteps = torch.tensor([timestep for timestep, _ in copies.pairs()], device=model.device)
         self.rows = len(self.timesteps) if apart else 1  # of an image
@@ -93,7 +95,7 @@ class Featurizer:
 
         If copies are apart, φ is [objectives, B, KZ, k]. `clean` can also be [B, K, C, H, W], with one image for every
         timestep. `condition` holds the conditions of the images; each of its tensors is [B, …]. `names` [B] name noise
-        of an image's own; None means the ids.
+        and probes of an image's own; None means the ids.
         """
         names = ids if names is None else names
         own = moved(condition or {}, self.model.device)
@@ -115,37 +117,51 @@ class Featurizer:
         shared, shape = self._shared_noise, self.model.shape
         noises = torch.stack([self.copies.noises(shape, one) if shared is None else shared for one in names])
         noises = noises.to(clean.device)  # [b, KZ, C, H, W]
+        probes = None
+        if self.probed:
+            probes = torch.stack([self.copies.probes(shape, one) for one in names]).to(clean.device)
         clean = clean.repeat_interleave(self.copies.draws, 1) if clean.dim() == 5 else clean[:, None].expand_as(noises)
         step = max(1, self.copies_at_once // len(clean))
         for start in range(0, len(self.timesteps), step):
             part = slice(start, start + step)
             rows = out[:, :, part] if self.apart else out
-            self._add_pass(rows, clean[:, part], noises[:, part], self.timesteps[part], ids, condition)
+            own = None if probes is None else probes[:, part]
+            self._add_pass(rows, clean[:, part], noises[:, part], own, self.timesteps[part], ids, condition)
         finite = out.isfinite().all(3).all(2).all(0)
         if finite.all():
             return
         bad = int((~finite).nonzero()[0])
-        own = {name: value[bad : bad + 1] for name, value in condition.items()}
+        of_bad = {name: value[bad : bad + 1] for name, value in condition.items()}
         for index, timestep in enumerate(self.timesteps.tolist()):
             image, copy = slice(bad, bad + 1), slice(index, index + 1)
             of_copy = torch.zeros_like(out[:, image, :1])
-            self._add_pass(of_copy, clean[image, copy], noises[image, copy], self.timesteps[copy], [ids[bad]], own)
+            own = None if probes is None else probes[image, copy]
+            one = clean[image, copy], noises[image, copy], own, self.timesteps[copy], [ids[bad]], of_bad
+            self._add_pass(of_copy, *one)
             if not of_copy.isfinite().all():
                 raise NotFiniteError(f"the gradient of image {ids[bad]} is not finite at timestep {timestep}")
         raise NotFiniteError(f"the gradient of image {ids[bad]} overflows when its timesteps are added")
 
     def _add_pass(
-        self, out: Tensor, clean: Tensor, noises: Tensor, timesteps: Tensor, ids: Sequence[Id], condition: Condition
+        self,
+        out: Tensor,
+        clean: Tensor,
+        noises: Tensor,
+        probes: Tensor | None,
+        timesteps: Tensor,
+        ids: Sequence[Id],
+        condition: Condition,
     ) -> None:
         """Run a forward pass on c copies of each of b images, and a backward pass for each objective.
 
-        The features are added to `out` [objectives, b, c or 1, k]. `clean` and `noises` are [b, c, C, H, W], and the
-        tensors of `condition` are [b, …].
+        The features are added to `out` [objectives, b, c or 1, k]. `clean`, `noises` and `probes` are [b, c, C, H, W],
+        and the tensors of `condition` are [b, …].
         """
         noise = noises.flatten(0, 1)  # [b·c, C, H, W]; the copies of one image are side by side
         steps = timesteps.repeat(len(noises))
         flat = clean.flatten(0, 1)
-        noisy, target = (mix(flat, noise, steps) for mix in (self.model.process.add_noise, self.model.process.target))
+        noisy = self.model.process.add_noise(flat, noise, steps)
+        target = self.model.process.target(flat, noise, steps) if probes is None else probes.flatten(0, 1)
         of_copies = repeated(condition, len(timesteps))
         rows = torch.zeros_like(out).flatten(1, 2)  # [objectives, b·c or b, k]
         current = 0  # the index of the objective whose backward pass is running

@@ -1,7 +1,7 @@
 """The directions of the Gauss–Newton matrix, layer by layer, from its Kronecker factors (EK-FAC).
 
 The Gauss–Newton matrix of the training loss is E[∇ℓ ∇ℓᵀ] for ℓ = √(2/D) v·ε_θ, where v ~ N(0, I) has the D numbers of
-the output (`OutputProbes`). For a layer with weight W [out, in], ∇_W ℓ is the sum of g aᵀ over positions. If g and a
+the output (`probed`). For a layer with weight W [out, in], ∇_W ℓ is the sum of g aᵀ over positions. If g and a
 were independent, the layer's block would be E[g gᵀ] ⊗ E[a aᵀ], and its eigenvectors the products of those of the
 factors, U [out, out] and V [in, in]. The eigenvalues need not be approximated so:
 
@@ -12,7 +12,7 @@ their own axes as directions.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,18 +21,11 @@ from torch import Tensor, nn
 
 from dtrak.gradients.layers import has_matrix, owners
 from dtrak.gradients.projections import Shapes, sizes_of
-from dtrak.noise import stable_hash
 
 
-class OutputProbes:
-    """The objective ℓ = √(2/D) v·ε_θ, with a new v ~ N(0, I) for every noised copy."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = torch.Generator().manual_seed(stable_hash(f"{seed} output probes") >> 1)
-
-    def __call__(self, predicted: Tensor, noise: Tensor, elbo_weights: Tensor) -> Tensor:
-        v = torch.randn(predicted.shape, generator=self._random).to(predicted.device)
-        return math.sqrt(2 / predicted[0].numel()) * (v * predicted).flatten(1).sum(1)
+def probed(predicted: Tensor, probes: Tensor, elbo_weights: Tensor) -> Tensor:
+    """Return √(2/D) v·ε_θ, an objective that takes probes v in the place of ε."""
+    return math.sqrt(2 / predicted[0].numel()) * (probes * predicted).flatten(1).sum(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +55,11 @@ class Directions:
     eigenvalues: Tensor
 
     def rotated(self, gradients: Tensor) -> Tensor:
-        """Return gradients [B, d] in the coordinates of the directions."""
-        return rotated(self.blocks, gradients)
+        """Return gradients [B, d] in the coordinates of the directions; numbers in no block stay as they are."""
+        found = gradients.clone()
+        for block in self.blocks:
+            block.rotate(found)
+        return found
 
     def rotated_back(self, coordinates: Tensor) -> Tensor:
         """Return the gradients [B, d] that have these coordinates."""
@@ -71,14 +67,6 @@ class Directions:
         for block in self.blocks:
             block.rotate(found, back=True)
         return found
-
-
-def rotated(blocks: Iterable[Block], gradients: Tensor) -> Tensor:
-    """Return gradients [B, d] in the directions of blocks; other numbers stay as they are."""
-    found = gradients.clone()
-    for block in blocks:
-        block.rotate(found)
-    return found
 
 
 class Covariances:
