@@ -3,10 +3,9 @@
 Tensors on the meta device have shapes but no memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,19 +20,8 @@ from dtrak.contracts import Shape
 from dtrak.errors import UsageError
 from dtrak.models.conditions import Classes, Condition, moved
 from dtrak.models.diffusion import DiffusionModel
-from dtrak.models.loras import add_lora
-from dtrak.models.pipelines import PRECISIONS, on_meta, parts_of
 
 MEMORY_SHARE = 1 / 4  # the share that a pass may keep; the rest is for weights, data and other programs
-# The settings of Stable Diffusion 1 that differ from the defaults of diffusers and transformers.
-UNET: dict[str, Any] = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}
-VAE: dict[str, Any] = {
-    "down_block_types": ["DownEncoderBlock2D"] * 4,
-    "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "block_out_channels": [128, 256, 512, 512],
-    "layers_per_block": 2,
-}
-TEXT_ENCODER: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 
 
 def copies_that_fit(bytes_each: int, memory: int) -> int:
@@ -151,50 +139,32 @@ def lay_out_network(new: Callable[[], DiffusionModel], shape: Shape, source: str
             raise UsageError(f"{source}: model.unet: no image can go through it: {error}") from error
 
 
-def lay_out_pipeline(family: Any, settings: Any, shape: Shape, source: str, configs: Path | None = None) -> Layout:
-    """Return the sizes of a pipeline with a LoRA, for images of `shape` (C, H, W).
+def lay_out_pipeline(
+    new: Callable[[], tuple[DiffusionModel, Mapping[str, Any]]], condition: Callable[[nn.Module], Condition]
+) -> Layout:
+    """Return the sizes of a latent model; `new` makes it and the parts of its pipeline on the current device.
 
-    They follow from the settings of its parts in the folder `configs`, else from those of Stable Diffusion 1.
+    `condition` returns that of one image for a network.
     """
     with torch.device("meta"), FusedAttention():
-        if configs is None:
-            parts = _stable_diffusion_1()
-        else:
-            parts = on_meta(configs, settings.base, parts_of(configs, settings.base, family))
-        model: DiffusionModel = family.of_parts(parts, settings).fitted_to(shape)
+        model, parts = new()
         assert model.autoencoder is not None
-        network, vae, precision = model.network, model.autoencoder.network, PRECISIONS[settings.precision]
-        network.to(precision)
-        add_lora(network, settings.lora, source)
-        latents, condition = torch.zeros(1, *model.shape), family.shapes(network)
-        forward = partial(model.predict, latents, torch.zeros(1, dtype=torch.long), condition)
-        trained, frozen, activations, working = _sizes(network, forward)
+        vae, latents, told = model.autoencoder.network, torch.zeros(1, *model.shape), condition(model.network)
+        forward = partial(model.predict, latents, torch.zeros(1, dtype=torch.long), told)
+        trained, frozen, activations, working = _sizes(model.network, forward)
         frozen += sum(_count(part) for name, part in parts.items() if name.startswith("text_encoder"))
         return Layout(
             trained,
             frozen + _count(vae),
             activations,
             working,
-            network,
+            model.network,
             latents=latents.numel(),
-            prompt=sum(value.numel() for value in condition.values()),
+            prompt=sum(value.numel() for value in told.values()),
             encoding=_peak(lambda: vae.encode(torch.zeros(1, *model.image_shape))),
             decoding=_peak(lambda: vae.decode(latents)),
-            frozen_bytes=4 * _count(vae) + precision.itemsize * frozen,
-            is_assumed=configs is None,
+            frozen_bytes=4 * _count(vae) + model.precision.itemsize * frozen,
         )
-
-
-def _stable_diffusion_1() -> dict[str, Any]:
-    from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModel
-
-    return {
-        "unet": UNet2DConditionModel.from_config(UNET),
-        "vae": AutoencoderKL.from_config(VAE),
-        "text_encoder": CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER)),
-        "scheduler": DDPMScheduler(),
-    }
 
 
 def _sizes(network: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, int, int, int]:

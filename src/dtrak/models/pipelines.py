@@ -137,10 +137,12 @@ def refuse_pipeline(source: str, kind: str | None, supported: Sequence[str]) -> 
     )
 
 
-def read_config(folder: Path, name: str, source: str) -> dict[str, Any]:
-    """Read a JSON file of a model's folder."""
+def read_config(folder: Path, name: str, source: str, otherwise: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read a JSON file of a model's folder; if there is none, return what is given for that, or refuse the model."""
     path = folder / name
     if not path.is_file():
+        if otherwise is not None:
+            return dict(otherwise)
         raise UsageError(f"{source} is not a diffusers model: it has no {name}")
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -164,18 +166,13 @@ def network_config(folder: Path, part: str, source: str) -> dict[str, Any]:
 def sides_of(config: Mapping[str, Any], source: str) -> tuple[int, int]:
     """Return the height and width of what a network was made for."""
     size = config.get("sample_size")
-    sides = [size, size] if isinstance(size, int) else size
-    if (
-        not isinstance(sides, list | tuple)
-        or len(sides) != 2
-        or not all(isinstance(one, int) and 0 < one <= MOST["size"] for one in sides)
-    ):
-        raise UsageError(
-            f"{source}: the config.json of its network does not give the sample_size of its images as one or two whole "
-            f"numbers (it says {shortened(size)})"
-        )
-    height, width = sides
-    return height, width
+    match size if isinstance(size, list | tuple) else (size, size):
+        case int(height), int(width) if 0 < height <= MOST["size"] and 0 < width <= MOST["size"]:
+            return height, width
+    raise UsageError(
+        f"{source}: the config.json of its network does not give the sample_size of its images as one or two whole "
+        f"numbers (it says {shortened(size)})"
+    )
 
 
 def pipeline_class(folder: Path, source: str) -> str | None:
@@ -199,9 +196,8 @@ def parts_of(folder: Path, source: str, family: Any) -> dict[str, Any]:
     logging.disable_progress_bar()  # loading is too short for a bar
     # Some pipelines import processors of pictures, which nothing here uses; a warning says that torchvision is missing.
     logging.get_logger("transformers.utils.import_utils").setLevel(logging.ERROR)
-    named = read_config(folder, INDEX, source) if (folder / INDEX).exists() else family.usual
     parts: dict[str, Any] = {}
-    for name, value in named.items():
+    for name, value in read_config(folder, INDEX, source, family.usual).items():
         if not isinstance(value, list | tuple) or len(value) != 2 or None in value or name in UNUSED:
             continue
         library, kind = map(str, value)
@@ -229,7 +225,7 @@ def open_pipeline(
     with load_errors(source):
         opened = {name: _open(name, one, folder, source, PRECISIONS[precision]) for name, one in wanted.items()}
         # What is not given is None, and other settings are those of the folder.
-        settings = read_config(folder, INDEX, source) if (folder / INDEX).exists() else {}
+        settings = read_config(folder, INDEX, source, {})
         takes = {name: one for name, one in signature(kind.__init__).parameters.items() if name != "self"}
         arguments = {name: None if one.default is one.empty else one.default for name, one in takes.items()}
         arguments |= {name: one for name, one in settings.items() if name in takes and not isinstance(one, list)}

@@ -27,6 +27,8 @@ from dtrak.models.diffusion import DiffusionModel
 from dtrak.models.memory import Layout, lay_out_pipeline
 from dtrak.models.pipelines import (
     INDEX,
+    PRECISIONS,
+    TEXT,
     load_errors,
     local_configs,
     local_folder,
@@ -154,11 +156,6 @@ class PipelineFamily:
         """Return the model of a pipeline object."""
         return self._model(pipeline, lambda: pipeline, None, prompt, source)
 
-    def of_parts(self, parts: Mapping[str, Any], settings: PipelineSettings) -> DiffusionModel:
-        """Return the model of parts that were made from their settings alone, without text encoders."""
-        pipeline = SimpleNamespace(**parts, config={}, labels={})
-        return self._model(pipeline, lambda: None, dict, settings.prompt, settings.base)
-
     def _model(self, pipeline: Any, load: Any, stored: Any, prompt: str | None, source: str) -> DiffusionModel:
         network, autoencoder = getattr(pipeline, self.part), getattr(pipeline, self.encoder)
         autoencoder.requires_grad_(False).eval()
@@ -210,25 +207,32 @@ class PipelineFamily:
     def check_buildable(self, settings: PipelineSettings, images: Images, recipe: str) -> None:
         if settings.prompt is not None:
             check_columns(settings.prompt, images, f"{recipe}: model.prompt")
-        configs = self._configs(settings)
+        configs = local_configs(settings.base)
         if configs is None:
             return
         with torch.device("meta"):
-            parts = parts_of(configs, settings.base, self)
-            made = on_meta(configs, settings.base, {name: one for name, one in parts.items() if "text" not in name})
-            model = self.of_parts(made, settings)
-            loras.add_lora(model.network, settings.lora, recipe)
-        replace(model, source=recipe).fitted_to(images.shape).check_fits(images.shape, images.source)
+            model = self._on_meta(self._parts(settings, configs, text=False), settings, images.shape, recipe)
+        model.check_fits(images.shape, images.source)
         if settings.prompt is None and model.conditions is not None:
             model.conditions.check(images)
 
-    def _configs(self, settings: PipelineSettings) -> Path | None:
-        """Return a folder with the settings of the base's parts, checked; None if they cannot be downloaded."""
-        configs = local_configs(settings.base)
-        if configs is not None:
-            self._check_base(configs, settings)
-            self.check(configs, settings.base)
-        return configs
+    def _parts(self, settings: PipelineSettings, configs: Path, text: bool = True) -> dict[str, Any]:
+        """Make the parts of the base, or all but text encoders, on the current device, without weights."""
+        self._check_base(configs, settings)
+        self.check(configs, settings.base)
+        parts = parts_of(configs, settings.base, self)
+        wanted = {name: one for name, one in parts.items() if text or not name.startswith(TEXT)}
+        return on_meta(configs, settings.base, wanted)
+
+    def _on_meta(
+        self, parts: Mapping[str, Any], settings: PipelineSettings, shape: Shape, source: str
+    ) -> DiffusionModel:
+        """Return the model of such parts, with a new LoRA."""
+        pipeline = SimpleNamespace(**parts, config={}, labels={})
+        model = self._model(pipeline, lambda: None, dict, settings.prompt, source).fitted_to(shape)
+        model.network.to(PRECISIONS[settings.precision])
+        loras.add_lora(model.network, settings.lora, source)
+        return model
 
     def _check_base(self, folder: Path, settings: PipelineSettings) -> None:
         if (folder / INDEX).exists() and not self.opens(folder):
@@ -260,13 +264,16 @@ class PipelineFamily:
 
     # What it would take.
     def lay_out(self, settings: PipelineSettings, shape: Shape, source: str) -> Layout:
-        configs = self._configs(settings)
-        if configs is None:
-            return self.lay_out_assumed(settings, shape, source)
-        return lay_out_pipeline(self, settings, shape, source, configs)
+        configs = local_configs(settings.base)
 
-    def lay_out_assumed(self, settings: PipelineSettings, shape: Shape, source: str) -> Layout:
-        """Return the sizes of a pipeline that cannot be looked up."""
+        def new() -> tuple[DiffusionModel, dict[str, Any]]:
+            parts = self.assumed_parts(settings) if configs is None else self._parts(settings, configs)
+            return self._on_meta(parts, settings, shape, source), parts
+
+        return replace(lay_out_pipeline(new, self.shapes), is_assumed=configs is None)
+
+    def assumed_parts(self, settings: PipelineSettings) -> dict[str, Any]:
+        """Make the parts of a pipeline that cannot be looked up."""
         raise UsageError(
             f"{settings.base} could not be looked up: give the folder of a {self.title} pipeline as --base"
         )

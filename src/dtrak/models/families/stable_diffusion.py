@@ -7,15 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtrak.contracts import Shape
 from dtrak.errors import UsageError
 from dtrak.models.conditions import Condition
 from dtrak.models.families.pipeline_family import PipelineFamily, PipelineSettings
-from dtrak.models.memory import Layout, lay_out_pipeline
 from dtrak.models.pipelines import network_config
 
 # Settings of a U-Net that takes more than prompts as its condition.
 OTHER_CONDITIONS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", "time_cond_proj_dim")
+
+# The settings of Stable Diffusion 1 that differ from the defaults of diffusers and transformers.
+UNET: dict[str, Any] = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}
+VAE: dict[str, Any] = {
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "block_out_channels": [128, 256, 512, 512],
+    "layers_per_block": 2,
+}
+TEXT_ENCODER: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 
 
 class StableDiffusion(PipelineFamily):
@@ -43,8 +51,16 @@ class StableDiffusion(PipelineFamily):
     def shapes(self, network: Any) -> dict[str, Tensor]:
         return {"encoder_hidden_states": torch.zeros(1, 77, network.config.cross_attention_dim)}
 
-    def lay_out_assumed(self, settings: PipelineSettings, shape: Shape, source: str) -> Layout:
-        return lay_out_pipeline(self, settings, shape, source)
+    def assumed_parts(self, settings: PipelineSettings) -> dict[str, Any]:
+        from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+        from transformers import CLIPTextConfig, CLIPTextModel
+
+        return {
+            "unet": UNet2DConditionModel.from_config(UNET),
+            "vae": AutoencoderKL.from_config(VAE),
+            "text_encoder": CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER)),
+            "scheduler": DDPMScheduler(),
+        }
 
 
 def check_unet(folder: Path, source: str, other_conditions: tuple[str, ...]) -> None:

@@ -4,7 +4,7 @@ A U-Net with `num_class_embeds` takes the class of an image. The names of its cl
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,19 +21,9 @@ from dtrak.models.conditions import Classes
 from dtrak.models.diffusion import DiffusionModel
 from dtrak.models.loras import load_lora
 from dtrak.models.memory import Layout, lay_out_network
-from dtrak.models.pipelines import (
-    INDEX,
-    check_files,
-    load_errors,
-    network_config,
-    read_config,
-    sides_of,
-    whole_weights,
-)
+from dtrak.models.pipelines import INDEX, check_files, load_errors, network_config, read_config, sides_of, whole_weights
 from dtrak.models.schedulers import check_schedule, open_scheduler
 
-# The folders of the network and of the schedule; the oldest models on the hub have both at the top.
-LAYOUTS = (("unet", "scheduler"), (".", "."))
 DROPOUT = 0.1  # the paper's value, used unless a recipe gives another
 CLASSES = "classes.json"  # the labels of classes, by their names
 
@@ -109,27 +99,41 @@ class DDPM:
         return True  # it is tried last; `check` refuses a folder that does not hold such a U-Net
 
     def check(self, folder: Path, source: str) -> None:
-        find_parts(folder, source)
+        network, schedule = parts_in(folder)
+        kind = network_config(folder, network, source).get("_class_name", "UNet2DModel")
+        check_schedule(read_config(folder, f"{schedule}/scheduler_config.json", source), source)
+        if kind != "UNet2DModel":
+            raise UsageError(
+                f"{source}: its network is a {kind}, not a UNet2DModel, and no {INDEX} names a pipeline for it: "
+                "wrap it in dtrak.DiffusionModel"
+            )
+        for other in sorted(folder.glob("*/config.json")):
+            part = other.parent.name
+            if part != network and read_config(folder, f"{part}/config.json", source).get("_class_name") != kind:
+                raise UsageError(
+                    f"{source}: it has {part}/ beside its U-Net, so that the U-Net may not work on pixels: wrap "
+                    "the network in dtrak.DiffusionModel"
+                )
 
     def load(self, folder: Path, source: str, lora: str | None, prompt: str | None) -> DiffusionModel:
         from diffusers import UNet2DModel
 
         if prompt is not None:
             raise UsageError(f"prompt {prompt!r}: {source} takes no prompts")
-        network, schedule = find_parts(folder, source)
+        self.check(folder, source)
         check_files(folder)
+        network, schedule = parts_in(folder)
         with load_errors(source):
             unet = whole_weights(UNet2DModel, folder, network, source)
             config = read_config(folder, f"{schedule}/scheduler_config.json", source)
             scheduler = open_scheduler(folder / schedule, config, source, as_ddpm=True)
         if lora is not None:
             load_lora(unet, lora, source)
-        names = read_config(folder, CLASSES, source) if (folder / CLASSES).exists() else {}
-        return assemble(unet, scheduler, source, names)
+        return assemble(unet, scheduler, source, read_config(folder, CLASSES, source, {}))
 
     def wrap(self, pipeline: Any, source: str, prompt: str | None) -> DiffusionModel:
         """Return the model of a pipeline object."""
-        return assemble(pipeline.unet, pipeline.scheduler, source)
+        return assemble(pipeline.unet, pipeline.scheduler, source, {})
 
     def is_conditional(self, settings: Any) -> bool:
         return bool(settings.classes or settings.unet.get("num_class_embeds"))
@@ -139,7 +143,28 @@ class DDPM:
         return found
 
     def new(self, settings: Any, shape: Shape, source: str) -> DiffusionModel:
-        return new(settings.unet, settings.schedule.model_dump(), shape, source, settings.classes)
+        from diffusers import DDPMScheduler, UNet2DModel
+
+        names = {name: label for label, name in enumerate(settings.classes or ())}
+        unet = {"num_class_embeds": len(names) or None, "dropout": DROPOUT} | settings.unet
+        if unknown := unet.keys() - signature(UNet2DModel).parameters.keys():
+            raise UsageError(f"{source}: model.unet.{min(unknown)}: diffusers' UNet2DModel has no such setting")
+        channels, height, width = shape
+        size = height if height == width else (height, width)
+        try:
+            network = UNet2DModel(**unet | {"sample_size": size, "in_channels": channels, "out_channels": channels})
+            model = assemble(network, DDPMScheduler(**settings.schedule.model_dump()), source, names)
+        except UsageError:
+            raise
+        except Exception as error:  # diffusers raises many kinds of errors
+            raise UsageError(f"{source}: model.unet: no U-Net can be built from it: {error}") from error
+        halvings = len(network.config.block_out_channels) - 1
+        if height % 2**halvings or width % 2**halvings:
+            raise UsageError(
+                f"{source}: model.unet.block_out_channels: {halvings + 1} blocks halve the images {halvings} times, "
+                f"but {width}×{height} pixels cannot be: give fewer blocks, or data.size a multiple of {2**halvings}"
+            )
+        return model
 
     def save(self, model: DiffusionModel, folder: Path) -> None:
         """Write a folder that diffusers' DDPMPipeline opens."""
@@ -147,8 +172,8 @@ class DDPM:
 
         with whole_folder(folder) as temporary:
             DDPMPipeline(unet=model.network, scheduler=model.scheduler).save_pretrained(temporary)
-            if isinstance(model.conditioner, Classes) and model.conditioner.names:
-                write_json(temporary / CLASSES, dict(model.conditioner.names))
+            if names := _class_names(model):
+                write_json(temporary / CLASSES, names)
 
     def check_complete(self, settings: Mapping[str, Any], recipe: str) -> None:
         return
@@ -163,8 +188,9 @@ class DDPM:
         if model.family != "ddpm":
             return "the kind", model.family, "ddpm"
         with torch.device("meta"):
-            wanted = model_settings(self.new(settings, shape, recipe))
-        stored = model_settings(model)
+            new = self.new(settings, shape, recipe)
+        wanted = {"unet": _config(new.network), "schedule": _config(new.scheduler)}
+        stored = {"unet": _config(model.network), "schedule": _config(model.scheduler)}
         # A folder may hold settings that diffusers does not know.
         found = {part: {name: stored[part].get(name) for name in names} for part, names in wanted.items()}
         return first_difference(found, wanted)
@@ -173,17 +199,16 @@ class DDPM:
         """Return a recipe's section that makes such a model, without the settings that the images decide."""
         from diffusers import UNet2DModel
 
-        found, usual = model_settings(model), _config(UNet2DModel())
+        unet, schedule, usual = _config(model.network), _config(model.scheduler), _config(UNet2DModel())
         decided = ("sample_size", "in_channels", "out_channels")
-        unet = {key: value for key, value in found["unet"].items() if key not in decided and value != usual.get(key)}
-        made: dict[str, Any] = {
+        own = {name: value for name, value in unet.items() if name not in decided and value != usual.get(name)}
+        made = {
             "kind": "ddpm",
-            "unet": {"dropout": found["unet"]["dropout"]} | unet,
-            "schedule": {name: found["schedule"][name] for name in Schedule.model_fields if name in found["schedule"]},
+            "unet": {"dropout": unet["dropout"]} | own,
+            "schedule": {name: schedule[name] for name in Schedule.model_fields if name in schedule},
         }
-        if isinstance(model.conditioner, Classes) and model.conditioner.names:
-            made["classes"] = sorted(model.conditioner.names, key=model.conditioner.names.__getitem__)
-        return made
+        names = _class_names(model)
+        return {**made, "classes": sorted(names, key=names.__getitem__)} if names else made
 
     def lay_out(self, settings: Any, shape: Shape, source: str) -> Layout:
         return lay_out_network(lambda: self.new(settings, shape, source), shape, source)
@@ -199,37 +224,7 @@ class DDPM:
         return f"DDPM {images}, U-Net of width {', '.join(map(str, widths))}"
 
 
-def new(
-    unet: dict[str, Any], schedule: dict[str, Any], shape: Shape, source: str, classes: Sequence[str] | None = None
-) -> DiffusionModel:
-    """Make a model for images of `shape` (C, H, W) with random weights, drawn from torch's global generator."""
-    from diffusers import DDPMScheduler, UNet2DModel
-
-    if classes:
-        unet = {"num_class_embeds": len(classes)} | unet
-    if unknown := unet.keys() - signature(UNet2DModel).parameters.keys():
-        raise UsageError(f"{source}: model.unet.{min(unknown)}: diffusers' UNet2DModel has no such setting")
-    channels, height, width = shape
-    size = height if height == width else (height, width)
-    fitted = {"dropout": DROPOUT} | unet | {"sample_size": size, "in_channels": channels, "out_channels": channels}
-    try:
-        network = UNet2DModel(**fitted)
-        names = {name: label for label, name in enumerate(classes or ())}
-        model = assemble(network, DDPMScheduler(**schedule), source, names)
-    except UsageError:
-        raise
-    except Exception as error:  # diffusers raises many kinds of errors
-        raise UsageError(f"{source}: model.unet: no U-Net can be built from it: {error}") from error
-    halvings = len(network.config.block_out_channels) - 1
-    if height % 2**halvings or width % 2**halvings:
-        raise UsageError(
-            f"{source}: model.unet.block_out_channels: {halvings + 1} blocks halve the images {halvings} times, "
-            f"but {width}×{height} pixels cannot be: give fewer blocks, or data.size a multiple of {2**halvings}"
-        )
-    return model
-
-
-def assemble(unet: Any, scheduler: Any, source: str, names: Mapping[str, int] | None = None) -> DiffusionModel:
+def assemble(unet: Any, scheduler: Any, source: str, names: Mapping[str, int]) -> DiffusionModel:
     """Return the model of a U-Net and a scheduler; `names` are the labels of its classes."""
     config = unet.config
     if kind := config.get("class_embed_type"):
@@ -242,40 +237,22 @@ def assemble(unet: Any, scheduler: Any, source: str, names: Mapping[str, int] | 
             f"{source}: its U-Net maps {config.in_channels} channels to {config.out_channels}; they must be equal"
         )
     shape, classes = (config.in_channels, *sides_of(config, source)), config.get("num_class_embeds")
-    conditioner = Classes("class_labels", classes, names or {}, source=source) if classes else None
+    conditioner = Classes("class_labels", classes, names, source=source) if classes else None
     return DiffusionModel(unet.eval(), scheduler, shape, source, conditioner=conditioner)
 
 
-def find_parts(folder: Path, source: str) -> tuple[str, str]:
-    """Return the folders of the network and of the schedule; refuse a model that is incomplete or not supported.
-
-    No weights are read.
-    """
-    network, schedule = next((parts for parts in LAYOUTS if (folder / parts[0] / "config.json").exists()), LAYOUTS[0])
-    config = network_config(folder, network, source)
-    check_schedule(read_config(folder, f"{schedule}/scheduler_config.json", source), source)
-    kind = config.get("_class_name", "UNet2DModel")
-    if kind != "UNet2DModel":
-        raise UsageError(
-            f"{source}: its network is a {kind}, not a UNet2DModel, and no {INDEX} names a pipeline for it: "
-            "wrap it in dtrak.DiffusionModel"
-        )
-    for other in sorted(folder.glob("*/config.json")):
-        part = other.parent.name
-        if part != network and read_config(folder, f"{part}/config.json", source).get("_class_name") != kind:
-            raise UsageError(
-                f"{source}: it has {part}/ beside its U-Net, so that the U-Net may not work on pixels: wrap "
-                "the network in dtrak.DiffusionModel"
-            )
-    return network, schedule
+def parts_in(folder: Path) -> tuple[str, str]:
+    """Return the folders of the network and of the schedule, which the oldest models on the hub have at the top."""
+    is_flat = (folder / "config.json").exists() and not (folder / "unet" / "config.json").exists()
+    return (".", ".") if is_flat else ("unet", "scheduler")
 
 
-def model_settings(model: DiffusionModel) -> dict[str, dict[str, Any]]:
-    """Return the settings of a model's network and schedule, as JSON would store them: lists instead of tuples."""
-    return {"unet": _config(model.network), "schedule": _config(model.scheduler)}
+def _class_names(model: DiffusionModel) -> dict[str, int]:
+    return dict(model.conditioner.names) if isinstance(model.conditioner, Classes) else {}
 
 
 def _config(part: Any) -> dict[str, Any]:
+    """Return the settings of a network or a schedule as JSON would store them: lists instead of tuples."""
     config = {name: value for name, value in part.config.items() if not name.startswith("_")}
     return dict(json.loads(json.dumps(config, default=str)))
 
