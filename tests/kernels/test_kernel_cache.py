@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dtrak.inputs.arrays import TrainingKernel
 
-from dtrak.contracts import Kernel
+from dtrak.attribution.formula_inputs import Fitted
 from dtrak.errors import DtrakError
 from dtrak.features.store import FeatureStore
 from dtrak.kernels.damping import Damping
@@ -72,21 +71,18 @@ def test_other_features_and_damaged_files_make_it_again(tmp_path: Path) -> None:
 
 
 def test_what_a_rule_found_is_kept_with_what_it_was_compared_with(tmp_path: Path) -> None:
-    (one, fit), (_, other) = (fit_of(store_of(tmp_path / name / name)) for name in ("train-simple", "train-square"))
+    kernel, fit = fit_of(store_of(tmp_path / "train-simple"))
     asked: list[int] = []
 
-    def by_rule(kernel: Kernel) -> float:
+    def find(damping: Damping) -> float:
         asked.append(1)
         return 2.0 * kernel.trace
 
-    found = [
-        TrainingKernel(lambda: one, by_rule, rule, kept=fit, compared=compared).absolute(Damping.parse("auto"))
-        for compared, rule in ((other, "agreement"), (other, "agreement"), (None, "agreement"), (None, "rows"))
-    ]
-    assert len(set(found)) == 1
-    assert len(asked) == 3  # once for each rule, and for each thing that it is compared with
-    kept = json.loads((tmp_path / "train-simple/kernels/eigen/fit.json").read_text())["dampings"]
-    assert kept.keys() == {f"auto agreement {other.fingerprint}", "auto agreement ", "auto rows "}
+    found = [Fitted(kernel, find, fit, follows).absolute(Damping.parse("auto")) for follows in ("one", "one", "")]
+    assert found == 3 * [2.0 * kernel.trace]
+    assert len(asked) == 2  # once for each thing that it is compared with
+    kept = json.loads((tmp_path / "kernels/eigen/fit.json").read_text())["dampings"]
+    assert kept == {"auto one": found[0], "auto": found[0]}
 
 
 def test_a_full_disk_costs_only_the_file(

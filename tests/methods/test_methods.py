@@ -33,8 +33,13 @@ def test_every_method_of_the_contract_is_there() -> None:
         assert method.needs
 
 
-def rows(folder: Path) -> NDArray[np.float64]:
-    return FeatureStore.open(folder).numpy().astype(np.float64)
+def features_of_members(cache: Path) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Features of queries and of training images with each of several models, which differ in their projections."""
+    stores = [FeatureStore.open(path.parent) for path in sorted(cache.glob("[qt]*/part.json"))]
+    members = sorted({str(store.part["model"]) for store in stores})
+    of_each = [[one for one in stores if str(one.part["model"]) == member] for member in members]
+    assert [[one.folder.name.split("-")[0] for one in stores] for stores in of_each] == [["queries", "train"]] * 2
+    return [(queries.numpy().astype(np.float64), train.numpy().astype(np.float64)) for queries, train in of_each]
 
 
 # several models
@@ -62,7 +67,7 @@ def test_each_checkpoint_has_a_projection_of_its_own(tmp_path: Path) -> None:
         save_model(tiny.unet(), tmp_path / "checkpoints" / name)
     asked: dict[str, Any] = {"checkpoints": tmp_path / "checkpoints", "timesteps": 2, "projection_dim": 2048}
     found = dtrak.attribute(tiny.unet(), TRAIN, TRAIN, method="tracin", cache=tmp_path / "cache", **asked)
-    one, other = (rows(next(path.glob("train-simple-*"))) for path in sorted((tmp_path / "cache").glob("step-*")))
+    one, other = (train for _, train in features_of_members(tmp_path / "cache"))
     exact = dtrak.attribute(tiny.unet(), TRAIN, TRAIN, method="tracin", **asked | {"projection": "identity"}).values
     norms = np.sqrt(np.diag(exact))
     assert np.abs(np.sum(one * other, axis=1) / norms**2).max() < 0.2
@@ -95,9 +100,7 @@ def test_each_model_of_an_ensemble_has_a_projection_of_its_own(tmp_path: Path) -
         projection_dim=512,
         damping="absolute:0.01",
     )
-    stores = [sorted((tmp_path / "cache").glob(f"subset-00{s}-seed-0-*/[qt]*")) for s in (0, 1)]
-    assert [[path.name.split("-")[0] for path in paths] for paths in stores] == [["queries", "train"]] * 2
-    features = [[rows(path) for path in paths] for paths in stores]
+    features = features_of_members(tmp_path / "cache")
     assert not np.allclose(features[0][1], features[1][1])
     each = [queries @ np.linalg.solve(train.T @ train + 0.01 * np.eye(512), train.T) for queries, train in features]
     np.testing.assert_allclose(found.values, np.mean(each, axis=0), rtol=1e-3, atol=1e-4 * np.abs(each).max())

@@ -119,8 +119,8 @@ def gradients_at(steps: tuple[int, ...], images: dtrak.Images, parameters: str, 
     chosen = [value for name, value in model.network.named_parameters() if re.search(parameters, name)]
     for clean, step in product(images.tensor(range(len(images))), steps):
         t, noise = torch.tensor([step]), gaussian(model.shape, 0, step, 0)[None]
-        predicted = model.predict_target(model.add_noise(clean[None], noise, t), t)
-        value = get_objective(objective)(predicted, noise, model.elbo_weights(t)).sum()
+        predicted = model.predict_target(model.process.add_noise(clean[None], noise, t), t)
+        value = get_objective(objective)(predicted, noise, model.process.elbo_weights(t)).sum()
         found.append(torch.cat([one.flatten() for one in torch.autograd.grad(value, chosen)]))
     return torch.stack(found).unflatten(0, (len(images), len(steps))).double().numpy()
 

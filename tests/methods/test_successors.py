@@ -7,15 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dtrak.attribution.preparing import prepare
-from dtrak.attribution.scoring import DampedScores, scores_for
 
 import dtrak
 import tiny
+from dtrak.attribution.answer import score
+from dtrak.attribution.formula_inputs import inputs_of
+from dtrak.attribution.opened import Opened
+from dtrak.attribution.question import Question
 from dtrak.attribution.settings import Settings
 from dtrak.errors import UsageError
+from dtrak.explorer.scoring import DampedScores
+from dtrak.images.images import ImageSource
 from dtrak.kernels.damping import Damping
-from dtrak.methods import nda
+from dtrak.methods import METHODS, nda
+from dtrak.models.model_source import ModelSource
 from tiny_benchmark import TRAIN, VALIDATION
 
 QUERIES = VALIDATION.select([3, 0, 2])
@@ -71,9 +76,11 @@ def test_residuals_are_kept_and_belong_to_their_noise(tmp_path: Path) -> None:
 
 
 def test_the_sum_of_squared_scores_is_taken_query_by_query(tmp_path: Path) -> None:
-    task, (das,) = prepare(tiny.unet(), TRAIN, QUERIES, ["das"], Settings(timesteps=2, parameters=SMALL), tmp_path)
-    scored = DampedScores.of(task, das)
-    (whole,) = scores_for(task, das, [Damping.parse(0.1)])
+    das, settings = METHODS["das"], Settings(timesteps=2, parameters=SMALL, damping=0.1)
+    question = Question(ModelSource(tiny.unet()), ImageSource(TRAIN), ImageSource(QUERIES), (das,), settings)
+    opened = Opened(question, tmp_path)
+    scored = DampedScores(das, list(inputs_of(opened, das)))
+    (whole,), _, _ = score(opened, das, [Damping.parse(0.1)])
     np.testing.assert_allclose(scored.scores(Damping.parse(0.1)), whole, rtol=1e-5)
     np.testing.assert_allclose(scored.total(Damping.parse(0.1)), whole.sum(0), rtol=1e-5)
 

@@ -19,12 +19,11 @@ from dtrak.errors import UsageError
 from dtrak.files import Remembered, kept_until_done
 from dtrak.images.images import ImageSource
 from dtrak.images.objects import images_from
-from dtrak.methods import EVERY_METHOD, METHODS, Method, split_methods
+from dtrak.methods import EVERY_METHOD, Method, Methods, chosen_methods
 from dtrak.models.model_source import ModelSource
 
 Model = Any  # a DiffusionModel, a pipeline of diffusers, or what `load_model` takes
 Data = Any  # images, what `load_images` takes, or what `images_from` takes
-Methods = str | Method | Sequence[str | Method]
 
 
 @overload
@@ -98,21 +97,11 @@ def attribute(
         names = source.open(device=device).parameters(parameters)
         settings["parameters"] = f"^({'|'.join(map(re.escape, names))})$"
     chosen = Settings(**settings)
-    methods = chosen_methods(method, chosen)
+    methods = chosen_methods(method, chosen.objective)
     place = None if cache is None else Path(cache)
     question = question_about(source, train, queries, methods, chosen, device, place)
     scores = answers(question, cache=place, top=top, device=device, engine=engine, every=method == EVERY_METHOD)
     return scores if several or method == EVERY_METHOD else scores[methods[0].name]
-
-
-def chosen_methods(given: Methods | None, settings: Settings) -> tuple[Method, ...]:
-    """Return the methods of names such as "trak,d-trak" or "all", of records, or of several of these."""
-    if given is None or isinstance(given, str):
-        given = split_methods(given, None if settings.objective is None else str(settings.objective))
-    if list(given if isinstance(given, Sequence) else [given]) == [EVERY_METHOD]:
-        return tuple(METHODS.values())
-    several = [given] if isinstance(given, Method) else given
-    return tuple(dict.fromkeys(METHODS.choose(one) if isinstance(one, str) else one for one in several))
 
 
 def question_about(

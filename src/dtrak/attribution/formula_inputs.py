@@ -160,7 +160,7 @@ def fitted_kernel(
     rule = rule_of(method)
     assert rule is not None
     assert isinstance(needs, Gradients)
-    one_damping = opened.one_damping and not damping.needs_eigenvalues(rule)
+    one_damping = opened.one_damping and first is None and not damping.needs_eigenvalues(rule)
 
     def make() -> Fitted:
         train = opened.stores(spec, "train", member)

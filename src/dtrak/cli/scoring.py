@@ -61,9 +61,9 @@ class Scoring:
 
     def chosen(self, settings: Settings, usual: str | None = None) -> "tuple[Method, ...]":
         """Return the methods that were typed, or the usual ones."""
-        from dtrak.attribution.attribute import chosen_methods
+        from dtrak.methods import chosen_methods
 
-        return chosen_methods(self.methods or usual, settings)
+        return chosen_methods(self.methods or usual, settings.objective)
 
     def every(self, usual: str | None = None) -> bool:
         """Return whether all methods were asked for."""

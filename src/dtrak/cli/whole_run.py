@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dtrak.attribution.attribute import chosen_methods
 from dtrak.evaluation.checking import check_run
+from dtrak.methods import chosen_methods
 from dtrak.report import write_report
 from dtrak.runs.drawing import generate
 from dtrak.runs.recipes import Recipe
@@ -20,7 +20,7 @@ def run_all(folder: Path, recipe: Recipe, device: str) -> Path:
     generation, attribution = recipe.generation, recipe.attribution
     generate(run, model, generation.count, generation.seed, generation.steps)
     settings = settings_of(run)
-    methods = chosen_methods(attribution.method, settings)
+    methods = chosen_methods(attribution.method, settings.objective)
     question = question_of(run, run.query_source(str(run.folder / "generated")), methods, settings)
     attribute_run(run, question, device=device, every=attribution.method == "all")
     return write_report(run)

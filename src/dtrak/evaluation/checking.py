@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import torch
 
-from dtrak.attribution.attribute import chosen_methods
 from dtrak.attribution.required_gradients import check_objective
 from dtrak.devices import total_memory
 from dtrak.errors import UsageError
@@ -18,7 +17,7 @@ from dtrak.features.encoders import DEFAULT_ENCODER, load_encoder
 from dtrak.features.featurizing import check_copies
 from dtrak.gradients.copies import select_timesteps
 from dtrak.images.sources import find_source
-from dtrak.methods import EVERY_METHOD, Method
+from dtrak.methods import EVERY_METHOD, Method, chosen_methods
 from dtrak.methods.method import Embeddings
 from dtrak.models.diffusion import chosen_parameters
 from dtrak.models.memory import Layout
@@ -43,7 +42,7 @@ def check_settings(run: Run, train: int, shape: tuple[int, int, int], layout: La
     """Refuse wrong settings of attribution and evaluation, for `train` images of `shape` (C, H, W)."""
     recipe = run.recipe
     settings = recipe.attribution
-    chosen = chosen_methods(settings.method, settings)
+    chosen = chosen_methods(settings.method, settings.objective)
     check_objective(chosen, settings)
     if settings.method != EVERY_METHOD:
         _check_has_retrained_models(run, chosen)
@@ -71,7 +70,7 @@ def needs_encoder(run: Run) -> bool:
     """Tell whether one of the recipe's methods needs an image encoder."""
     settings = run.recipe.attribution
     return settings.method not in (None, EVERY_METHOD) and any(
-        isinstance(one.needs, Embeddings) for one in chosen_methods(settings.method, settings)
+        isinstance(one.needs, Embeddings) for one in chosen_methods(settings.method, settings.objective)
     )
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrak.attribution.answer import score
-from dtrak.attribution.attribute import chosen_methods
 from dtrak.attribution.benchmark_folder import QUERIES, Benchmark
 from dtrak.attribution.formula_inputs import inputs_of
 from dtrak.attribution.opened import Opened, checked, possible
@@ -31,7 +30,7 @@ from dtrak.features.store import Cost
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import ImageSource
 from dtrak.kernels.damping import GRIDS, Damping, for_scaled
-from dtrak.methods import EVERY_METHOD, Method
+from dtrak.methods import EVERY_METHOD, Method, chosen_methods
 from dtrak.methods.method import Embeddings, Gradients, Outcomes
 from dtrak.models.model_source import ModelSource
 from dtrak.tables import Cell, Entry, Table
@@ -160,7 +159,7 @@ def compare(
     earlier checkpoint of it. Methods that learn from retrained models learn from those of `settings.retrained`, if it
     is another folder, and from the first half of the benchmark's if not.
     """
-    records = chosen_methods(methods, settings)
+    records = chosen_methods(methods, settings.objective)
     check_comparison(records, queries, output, damping, grid, settings)
     searches = damping in (CHOSEN, BEST)
     scale = paper_scale(settings) if searches and grid == "paper" else None

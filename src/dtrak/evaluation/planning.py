@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from dtrak.attribution.attribute import chosen_methods
 from dtrak.attribution.required_gradients import Required, required_gradients
 from dtrak.attribution.settings import DEFAULT_ENCODER
 from dtrak.devices import total_memory
@@ -29,6 +28,7 @@ from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import load_images, read_ids
 from dtrak.images.selection import Selection
 from dtrak.images.sources import find_source
+from dtrak.methods import chosen_methods
 from dtrak.models.autoencoder import pictures_in_a_pass
 from dtrak.models.diffusion import chosen_parameters, usual_parameters
 from dtrak.models.memory import Layout, copies_that_fit
@@ -161,7 +161,7 @@ class Plan:
     @cached_property
     def needed(self) -> dict[Spec, Required]:
         settings = self.recipe.attribution
-        return required_gradients(chosen_methods(settings.method, settings), settings)
+        return required_gradients(chosen_methods(settings.method, settings.objective), settings)
 
     @cached_property
     def objectives(self) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrak.attribution.attribute import chosen_methods
 from dtrak.attribution.opened import Opened
 from dtrak.attribution.settings import Settings
 from dtrak.engines import Engine
@@ -19,7 +18,7 @@ from dtrak.explorer.scoring import Scored, Scorer
 from dtrak.explorer.uploads import Fit
 from dtrak.explorer.work_queue import NotReadyError, WorkItem, WorkQueue
 from dtrak.images.images import Images, ImageSource
-from dtrak.methods import EVERY_METHOD, Method
+from dtrak.methods import EVERY_METHOD, Method, chosen_methods
 from dtrak.models import DiffusionModel
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.progress import say
@@ -152,7 +151,7 @@ def explore(
 
     def opened(names: str | None, settings: Settings) -> Opened:
         changed = replace(settings, **(typed or {}))
-        chosen = chosen_methods(methods or names, changed)
+        chosen = chosen_methods(methods or names, changed.objective)
         question = question_of(run, ImageSource(first), chosen, changed)
         every = (methods or names) == EVERY_METHOD
         return opened_run(run, question, cache=cache, device=device, engine=engine, every=every)

@@ -138,6 +138,8 @@ class Parts(Sequence[Part]):
         return len(self.shards)
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return replace(self, shards=self.shards[index])
         rows = self.shards[index]
         return Part(rows, self.inputs.select(rows).sent(self.by_name))
 

@@ -41,35 +41,30 @@ METHODS: Registry[Method] = Registry(
         "datamodel-lasso": "dtrak.methods.retrained_models:DATAMODEL_LASSO",
     },
 )
+Methods = str | Method | Sequence[str | Method]  # names with commas between them, records, or several of these
 EVERY_METHOD = "all"  # stands for all methods whose needs are met
 RECOMMENDED = "step-trak"  # docs/results.md says why
 
 
-def split_methods(names: str | None, objective: str | None = None) -> list[str]:
-    """Return the names in a text such as `trak,d-trak`, or `all`; refuse unknown methods.
+def chosen_methods(given: Methods | None, objective: object = None) -> tuple[Method, ...]:
+    """Return the methods of names such as "trak,d-trak" or "all", of records, or of several of these.
 
-    Without names, this is the recommended method, or d-trak if an objective is given, as it takes any.
+    Without any, this is the recommended method, or d-trak if an objective is given, as it takes any. Names tell methods
+    apart in files and tables, so two different ones cannot have the same.
     """
-    if names is None:
-        return [RECOMMENDED if objective is None else "d-trak"]
-    if names.strip() == EVERY_METHOD:
-        return [EVERY_METHOD]
-    return list(dict.fromkeys(METHODS.choose(name.strip()).name for name in names.split(",")))
-
-
-def chosen_methods(given: Sequence[str | Method]) -> list[Method]:
-    """Return the methods that were given, by their names or as records; all methods if `all` alone was given.
-
-    Names tell methods apart in files and tables, so two different ones cannot have the same.
-    """
-    if list(given) == [EVERY_METHOD]:
-        return [*METHODS.values()]
+    if given is None:
+        given = RECOMMENDED if objective is None else "d-trak"
+    if isinstance(given, str):
+        given = [name.strip() for name in given.split(",")]
+    several = [given] if isinstance(given, Method) else [*given]
+    if several == [EVERY_METHOD]:
+        return tuple(METHODS.values())
     found: dict[str, Method] = {}
-    for one in given:
+    for one in several:
         method = METHODS.choose(one) if isinstance(one, str) else one
         if not found.setdefault(method.name, method) == METHODS.get(method.name, method) == method:
             raise UsageError(f"there is another method called {method.name!r} already: give yours another name")
-    return [*found.values()]
+    return tuple(found.values())
 
 
-__all__ = ["EVERY_METHOD", "METHODS", "Gradients", "Kronecker", "Method", "Ridge", "chosen_methods", "split_methods"]
+__all__ = ["EVERY_METHOD", "METHODS", "Gradients", "Kronecker", "Method", "Ridge", "chosen_methods"]

@@ -1,4 +1,4 @@
-"""EK-FAC influence for diffusion (Mlodozeniec et al., 2025): the Gauss–Newton matrix of the network as the kernel.
+"""EK-FAC influence for diffusion (Mlodozeniec et al., 2024): the Gauss–Newton matrix of the network as the kernel.
 
 τ(x)_n = ∇ℓ(x)ᵀ (G + λI)⁻¹ ∇ℓ_n,        G in the directions of its Kronecker factors, ∇ℓ the whole gradient
 """
