@@ -17,7 +17,7 @@ from commands import dtrak
 from dtrak.attribution.attribute import chosen_methods
 from dtrak.errors import UsageError
 from dtrak.evaluation.benchmark_making import RetrainingSettings
-from dtrak.evaluation.planning import Plan, PlannedStep, plan
+from dtrak.evaluation.cost import Plan, PlannedStep, plan
 from dtrak.images.images import load_images
 from dtrak.models import new_model
 from dtrak.models.memory import MEMORY_SHARE, PeakMemory, kept_bytes
@@ -230,7 +230,7 @@ def cell(table: Table, step: str, head: str) -> str:
 
 def test_the_papers_settings_are_foretold_without_their_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dtrak.evaluation.planning.total_memory", lambda device: 24 << 30)
+    monkeypatch.setattr("dtrak.evaluation.cost.total_memory", lambda device: 24 << 30)
     table = plan(load_recipe("artbench2"), Path("runs/artbench2"))
     assert cell(table, "train", "what") == "5,000 images × 100 epochs: 7,900 steps of 64, 11 at once"
     assert cell(table, "generate", "forward passes") == f"{1000 * 50 * 2:,}", "guided"

@@ -78,7 +78,7 @@ def run(
     loaded = load_recipe(recipe, scale, options.recipe_changes(train_source, validation, base))
     folder = out or loaded.folder
     if dry_run:
-        from dtrak.evaluation.planning import plan as plan_of
+        from dtrak.evaluation.cost import plan as plan_of
 
         show(plan_of(loaded, folder, options.chosen_device(device)))
         return
@@ -105,7 +105,7 @@ def train(
     loaded = load_recipe(recipe)
     wanted = Run(out, loaded if subset is None else loaded.with_subset(subset))
     if not wanted.is_trained:
-        from dtrak.evaluation.checking import check_run
+        from dtrak.evaluation.cost import check_run
 
         check_run(wanted, options.chosen_device(device))
     started = Run.create(out, loaded, subset)

@@ -49,7 +49,7 @@ def plan(
     For each choice there are passes, hours, disk, memory and the time of a question. The speed of the model is measured
     here with a few random pictures, or given with --rate.
     """
-    from dtrak.attribution.forecast import forecast, measured_rate
+    from dtrak.evaluation.cost import forecast, measured_rate
 
     if rate is not None and not 0 < rate < float("inf"):
         raise UsageError(f"rate {rate}: it must be positive, in passes per second")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dtrak.evaluation.checking import check_run
+from dtrak.evaluation.cost import check_run
 from dtrak.methods import chosen_methods
 from dtrak.report import write_report
 from dtrak.runs.drawing import generate

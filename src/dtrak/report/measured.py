@@ -12,7 +12,7 @@ from typing import Any
 
 from dtrak.attribution import depends
 from dtrak.errors import DtrakError
-from dtrak.evaluation.time_of_lds import lds_seconds
+from dtrak.evaluation.cost import lds_seconds
 from dtrak.fingerprints import Facts, hash_of
 from dtrak.methods import METHODS
 from dtrak.runs.run import Run
