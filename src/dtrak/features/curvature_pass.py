@@ -68,10 +68,6 @@ def directions_of(
             probed=True,
         )
 
-    def gradients(features: Featurizer, rows: list[int]) -> Tensor:
-        of_rows = inputs.ids[rows].tolist(), inputs.condition(rows), [inputs.names[row] for row in rows]
-        return features(inputs.tensor(rows), *of_rows)[0]
-
     def before(name: str) -> tuple[int, dict[str, Tensor]]:
         with suppress(OSError, SafetensorError):
             sums = load_file(folder / name)
@@ -92,7 +88,7 @@ def directions_of(
             step = features.batch_size
             for start in range(first, count, step):
                 rows = list(range(start, min(start + step, count)))
-                gradients(features, rows)
+                features(*inputs.batch(rows))
                 advance(len(rows))
                 done = rows[-1] + 1
                 if start // EVERY < done // EVERY or done == count:
@@ -102,7 +98,7 @@ def directions_of(
         found, features = _directions(sums), featurizer(identity, 1)
         squares = found.eigenvalues
         for row in range(second, count):
-            squares += found.rotated(gradients(features, [row])[0]).square().sum(0)
+            squares += found.rotated(features(*inputs.batch([row]))[0, 0]).square().sum(0)
             advance(1)
             if (row + 1) % EVERY == 0:
                 keep(SQUARES, row + 1, _tensors(found))

@@ -113,6 +113,7 @@ class Shard:
 
     features: NDArray[np.float32] | None  # not a tensor, which would be sent through shared memory
     cost: Cost
+    unseen: str = ""  # why the images cannot be read there
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,13 +143,6 @@ class Parts(Sequence[Part]):
             return replace(self, shards=self.shards[index])
         rows = self.shards[index]
         return Part(rows, self.inputs.select(rows).sent(self.by_name))
-
-
-@dataclass(frozen=True)
-class Unseen:
-    """What a worker returns if it cannot read the images of a part."""
-
-    reason: str
 
 
 def featurize(
@@ -275,30 +269,29 @@ def _shards_by(
             work.model.to("cpu")  # a worker may know this GPU under another name
         sent = replace(work, device=device_of_worker(engine, str(device)), places=places)
         for by_name in (True, False):
-            parts, reason = Parts(inputs, [*left], by_name), ""
+            parts = Parts(inputs, [*left], by_name)
             for part, shard in engine.run(on_worker, sent, parts, threads, gpu, card or None):  # 0 may mean just cuda
-                if isinstance(shard, Unseen):
+                if shard.unseen:
                     inputs.select(part.rows).in_memory()  # if the image is gone here, too, this says so
-                    reason = shard.reason
+                    say(f"workers cannot read {inputs.source} themselves ({shard.unseen}): pixels are sent to them")
                     break
                 del left[part.rows]
                 yield part.rows, shard
-            if not reason:
+            if not left:
                 return
-            say(f"workers cannot read {inputs.source} themselves ({reason}): pixels are sent to them")
     finally:
         work.model.to(device)
         for store in stores:
             clear_leftovers(store.folder)  # of workers that were killed while they wrote
 
 
-def on_worker(work: Work, part: Part) -> Shard | Unseen:
+def on_worker(work: Work, part: Part) -> Shard:
     """Compute the features of a part on a worker."""
     try:
         inputs = part.inputs.in_memory()
     except DtrakError as error:
         if isinstance(error.__cause__, OSError):  # the worker may be on a machine without these files
-            return Unseen(str(error))
+            return Shard(None, Cost(), str(error))
         raise
     features, cost = compute(work, inputs)
     if not work.stores:
@@ -312,22 +305,17 @@ def compute(
 ) -> tuple[Tensor, Cost]:
     """Return the features of some images, [objectives, b, k] or [objectives, b, KZ, k]; images to skip have zeros."""
     features, started, parts = work.features, time.perf_counter(), []
-    projected, ids = features.projection_seconds, inputs.ids.tolist()
-
-    def of(rows: Sequence[int]) -> Tensor:
-        of_rows = [ids[row] for row in rows], inputs.condition(rows), [(inputs.names or ids)[row] for row in rows]
-        return features(inputs.tensor(rows), *of_rows)
-
+    projected = features.projection_seconds
     for start in range(0, len(inputs), features.batch_size):
         rows = range(start, min(start + features.batch_size, len(inputs)))
         try:
-            parts.append(of(rows))
+            parts.append(features(*inputs.batch(rows)))
         except NotFiniteError:
             if not work.skip_bad:
                 raise
             for row in rows:
                 try:
-                    parts.append(of([row]))
+                    parts.append(features(*inputs.batch([row])))
                 except NotFiniteError:
                     copies = (features.rows,) if features.apart else ()
                     parts.append(torch.zeros(len(features.objectives), 1, *copies, features.projection.dim))

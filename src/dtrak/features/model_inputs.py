@@ -93,6 +93,11 @@ class ModelInputs:
             return {}
         return selected(self.conditions, torch.from_numpy(self.which[list(rows)]))
 
+    def batch(self, rows: Sequence[int]) -> tuple[Tensor, list[Any], Condition, list[Any]]:
+        """Return what the featurizer takes of some images: x, ids, conditions and names."""
+        ids = self.ids[list(rows)].tolist()
+        return self.tensor(rows), ids, self.condition(rows), [self.names[row] for row in rows] if self.names else ids
+
     def select(self, rows: Rows) -> "ModelInputs":
         """Return the inputs of some images."""
         chosen = list(rows)
