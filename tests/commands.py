@@ -26,7 +26,7 @@ processes.set_forkserver_preload(
         "dtrak.cli.whole_run",
         "dtrak.attribution.index_building",
         "dtrak.evaluation.cost",
-        "dtrak.explorer.app",
+        "dtrak.explorer.run_pages",
         "dtrak.models.families.unet2d",
         "diffusers.models.unets.unet_2d",
         "diffusers.pipelines.ddpm.pipeline_ddpm",

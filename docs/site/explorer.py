@@ -10,8 +10,8 @@ from base64 import b64encode
 from pathlib import Path
 
 from dtrak import explorer, report
-from dtrak.explorer.catalog import Catalog, labels
-from dtrak.explorer.responses import credit_of, described
+from dtrak.explorer.catalog import Catalog
+from dtrak.explorer.run_pages import credit_of
 from dtrak.figures.html_pictures import thumbnail
 from dtrak.report.measured import trust_of, trust_words
 from dtrak.runs.run import Run
@@ -35,7 +35,7 @@ def static_explorer(run: Run) -> dict[str, str | bytes]:
         "run": {
             "name": run.folder.name,
             "summary": run.recipe.summary,
-            "train": {"count": len(train), "labels": labels(train)},
+            "train": {"count": len(train), "labels": train.labels()},
             "sets": [{"name": "generated", "title": pictures.title, "count": len(pictures)}],
             "methods": [method],
             "damping": "auto",
@@ -45,8 +45,8 @@ def static_explorer(run: Run) -> dict[str, str | bytes]:
             "pixelated": True,
             "version": "",
         },
-        "train": [described(one) for one in train.entries],
-        "pictures": [described(one) for one in pictures.entries],
+        "train": [one.described() for one in train.entries],
+        "pictures": [one.described() for one in pictures.entries],
         "scores": b64encode(scores.values.tobytes()).decode(),
         "self_influence": [] if scores.self_influence is None else scores.self_influence.tolist(),
         "credit": [{"label": credit_of(scores.one(place), "label")} for place in range(len(pictures))],

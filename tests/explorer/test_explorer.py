@@ -26,9 +26,9 @@ from dtrak.attribution.formula_inputs import Fitted, Input
 from dtrak.attribution.opened import Opened
 from dtrak.attribution.settings import Settings
 from dtrak.contracts import EVERY, KernelInput
-from dtrak.explorer.address import is_loopback, listen
-from dtrak.explorer.scoring import DampedScores
-from dtrak.explorer.uploads import FORMATS
+from dtrak.explorer.exploration import Scored
+from dtrak.explorer.guard import FORMATS
+from dtrak.explorer.server import is_loopback, listen
 from dtrak.images.images import ImageSource
 from dtrak.kernels.damping import Damping
 from dtrak.kernels.ridge import Eigen, Ridge
@@ -307,7 +307,7 @@ def test_one_damping_of_five_thousand_images_takes_no_solve() -> None:
     values, dual = np.sort(random.random(count)), random.random((count, count))
     kernel = Ridge(ArrayRows(np.empty((count, 0))), lambda: Eigen(values, dual, count, is_outer=True))
     fitted, coordinates = Fitted(kernel, lambda one: one.absolute(kernel)), random.random((3, 1, count))
-    live = DampedScores(METHODS["d-trak"], [Input(KernelInput(kernel, coordinates, EVERY), fitted)])
+    live = Scored(METHODS["d-trak"], [Input(KernelInput(kernel, coordinates, EVERY), fitted)])
     live.scores(Damping.parse("0.1"), slice(0, 1))  # finds the mean eigenvalue, once
     taken = []
     for damping in ("0.01", "0.2", "3", "1", "0.5"):

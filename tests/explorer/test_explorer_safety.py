@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from dtrak.explorer.uploads import MAX_BYTES
+from dtrak.explorer.guard import MAX_BYTES
 from serving import PATIENCE, Server, colourful, encoded, served
 
 

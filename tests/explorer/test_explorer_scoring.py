@@ -11,10 +11,11 @@ import tiny
 from dtrak.attribution.attribute import question_about
 from dtrak.attribution.opened import Opened
 from dtrak.attribution.settings import Settings
-from dtrak.explorer.scoring import DampedScores, Scorer
+from dtrak.explorer.exploration import Exploration, Scored
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS
 from dtrak.models.model_source import ModelSource
+from dtrak.runs.run import Run
 from tiny_benchmark import TRAIN, VALIDATION
 
 QUERIES = VALIDATION.select([3, 0, 2])
@@ -24,10 +25,10 @@ QUERIES = VALIDATION.select([3, 0, 2])
 def test_live_scores_are_those_of_attribute(method: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"timesteps": 2, "projection_dim": 64}
     question = question_about(ModelSource(tiny.unet()), TRAIN, QUERIES, [METHODS[method]], Settings(**settings), None)
-    scorer = Scorer(Opened(question, tmp_path))
+    scorer = Exploration(Run(tmp_path), Opened(question, tmp_path), {}, "auto", {})
     scorer.prepare(QUERIES, METHODS[method])
     live = scorer.scored(QUERIES, METHODS[method])
-    assert isinstance(live, DampedScores)
+    assert isinstance(live, Scored)
     for damping in ("auto", "spectrum", "0.3", "absolute:0.02"):
         expected = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, method, damping=damping, cache=tmp_path, **settings)
         parsed = Damping.parse(damping)

@@ -145,8 +145,8 @@ def test_numbers_are_given_once() -> None:
     assert len(before) == 4  # for whoever reads them now
     catalog.add(images.select([9]))
     assert [entry.number for entry in catalog.entries] == [0, 2, 3, 4]
-    assert [one and one.id for one in catalog.neighbours(catalog.by_id["2"])] == ["0", "3"]
-    assert [one and one.id for one in catalog.neighbours(before[1])] == ["0", "2"]  # of one that has gone
+    assert catalog.neighbours(catalog.by_id["2"]) == {"previous": "0", "next": "3"}
+    assert catalog.neighbours(before[1]) == {"previous": "0", "next": "2"}  # of one that has gone
 
 
 def test_questions_that_have_ended_hold_no_picture() -> None:

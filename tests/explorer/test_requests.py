@@ -3,8 +3,10 @@
 import json
 import shutil
 import socket
+import statistics
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -261,6 +263,36 @@ def test_a_client_that_leaves_early_leaves_no_trace(server: Server) -> None:
             with suppress(TimeoutError):
                 one.recv(100)
     assert server.get("run")["name"] == "run"
+
+
+def test_answers_on_one_connection_come_at_once(server: Server) -> None:
+    connection = HTTPConnection("127.0.0.1", server.client.base_url.port, timeout=PATIENCE)
+    medians = []
+    for batch in range(10):  # of which one will find the machine idle
+        taken = []
+        for number in range(30):
+            started = time.perf_counter()
+            target = f"/api/answer?query=seed-00001.png&method=d-trak&damping={1 + batch + number / 100}"
+            connection.request("GET", target)
+            response = connection.getresponse()
+            assert response.status == 200
+            response.read()
+            taken.append(time.perf_counter() - started)
+        medians.append(statistics.median(taken))
+    connection.close()
+    assert min(medians) <= 0.005  # 44 ms where the system waits for more to send
+
+
+def test_half_requests_keep_no_one_from_an_answer(server: Server) -> None:
+    form = b"POST /api/ask HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    halves = (b"", b"GET /api/ru", b"GET /api/run HTTP/1.1\r\nHost: 127.0.0.1\r\nAcc", form + b"Content-Length: 9\r\n")
+    with ExitStack() as stack:
+        for sent in halves * 20:
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", server.client.base_url.port)))
+            one.sendall(sent)
+        response, content = asked(server, "GET", "/api/run")
+        check(response, content)
+        assert response.status == 200
 
 
 def test_an_image_whose_file_has_gone_is_not_there(server: Server, run: Path) -> None:

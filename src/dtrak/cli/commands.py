@@ -298,14 +298,13 @@ def serve(
 def _serve(
     run_folder: Path, scoring: Scoring, host: str, port: int | None, open_browser: bool, device: str | None
 ) -> None:
-    from dtrak.explorer.address import listen
+    from dtrak.explorer.exploration import explore
+    from dtrak.explorer.run_pages import RunPages
+    from dtrak.explorer.server import listen
+    from dtrak.explorer.server import serve as serve_pages
     from dtrak.runs.run import Run
 
     opened, listening = Run.open(run_folder), listen(host, port)
-
-    from dtrak.explorer.app import Explorer
-    from dtrak.explorer.exploration import explore
-    from dtrak.explorer.server import serve as serve_pages
 
     exploration = explore(
         opened,
@@ -315,25 +314,21 @@ def _serve(
         cache=scoring.cache,
         engine=scoring.engine,
     )
-    serve_pages(Explorer(exploration), host, listening, open_browser)
+    serve_pages(RunPages(exploration), host, listening, open_browser)
 
 
 def _serve_index(
     folder: Path, scoring: Scoring, host: str, port: int | None, open_browser: bool, device: str | None
 ) -> None:
     from dtrak.attribution.index import Index
-    from dtrak.explorer.address import listen
+    from dtrak.explorer.index_pages import IndexPages
+    from dtrak.explorer.server import listen
+    from dtrak.explorer.server import serve as serve_pages
 
     if scoring.typed or scoring.methods or scoring.cache or scoring.engine:
         raise UsageError(f"{folder} is an index, whose settings are fixed: leave out the options of scoring")
     opened, listening = Index.open(folder), listen(host, port)
-
-    from dtrak.explorer.index_app import IndexExplorer
-    from dtrak.explorer.indexed import explore_index
-    from dtrak.explorer.server import serve as serve_pages
-
-    exploration = explore_index(opened, options.chosen_device(device))
-    serve_pages(IndexExplorer(exploration), host, listening, open_browser)
+    serve_pages(IndexPages(opened, options.chosen_device(device)), host, listening, open_browser)
 
 
 for command in (look.methods, look.recipes, look.info, look.figure, look.card):

@@ -1,4 +1,4 @@
-"""Sets of images that the page lists: find an image by its id or number, and search ids and columns."""
+"""Sets of images that the page lists: find an image by its id or number, search ids and columns, describe them."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dtrak.contracts import Array
 from dtrak.images.images import Images
 
 
@@ -19,7 +20,10 @@ class Entry:
     position: int  # in `images`
     id: str
     columns: dict[str, Any]
-    text: str  # the id and the columns in lower case, for searches
+    text: str = ""  # the id and the columns in lower case, for searches
+
+    def described(self) -> dict[str, Any]:
+        return {"id": self.id, "number": self.number, "columns": self.columns}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +56,14 @@ class Catalog:
 
     def add(self, images: Images) -> None:
         """Add images, unless one of them is in the catalog already."""
-        rows = plain_rows(images)
         if any(str(one) in self.by_id for one in images.ids):
             return
+        named = {name: [as_json(value) for value in column.tolist()] for name, column in images.columns.items()}
         part = Part(images, [])
         for position, id_ in enumerate(images.ids):
-            text = "\n".join(map(str, (id_, *rows[position].values()))).lower()
-            part.entries.append(Entry(self._numbered + position, images, position, str(id_), rows[position], text))
+            columns = {name: column[position] for name, column in named.items()}
+            text = "\n".join(map(str, (id_, *columns.values()))).lower()
+            part.entries.append(Entry(self._numbered + position, images, position, str(id_), columns, text))
         self._numbered += len(images)
         self.by_id |= {entry.id: entry for entry in part.entries}
         self.by_number |= {entry.number: entry for entry in part.entries}
@@ -72,12 +77,15 @@ class Catalog:
         self.by_id = {one.id: one for one in self.entries}
         self.by_number = {one.number: one for one in self.entries}
 
-    def neighbours(self, entry: Entry) -> tuple[Entry | None, Entry | None]:
-        """Return the images before and after this one, which may have been removed."""
+    def neighbours(self, entry: Entry) -> dict[str, str | None]:
+        """Return the ids of the images before and after this one, which may have been removed."""
         entries = self.entries[:]
         before = bisect_left(entries, entry.number, key=lambda one: one.number)
         after = bisect_left(entries, entry.number + 1, key=lambda one: one.number)
-        return entries[before - 1] if before else None, entries[after] if after < len(entries) else None
+        return {
+            "previous": entries[before - 1].id if before else None,
+            "next": entries[after].id if after < len(entries) else None,
+        }
 
     def search(self, text: str, label: str = "") -> list[Entry]:
         """Return the images that have every word of the text in their id or columns, and the label if one is given."""
@@ -88,11 +96,11 @@ class Catalog:
             if all(word in entry.text for word in words) and (not label or str(entry.columns.get("label")) == label)
         ]
 
-
-def plain_rows(images: Images) -> list[dict[str, Any]]:
-    """Return the columns of each image, with values that JSON can hold."""
-    columns = {name: [as_json(value) for value in column.tolist()] for name, column in images.columns.items()}
-    return [{name: column[row] for name, column in columns.items()} for row in range(len(images))]
+    def labels(self) -> list[str]:
+        """Return the values of the column `label` as sorted texts; numbers are sorted by size."""
+        found = {entry.columns["label"] for entry in self.entries if entry.columns.get("label") is not None}
+        numbers = all(isinstance(one, int | float) for one in found)
+        return [str(one) for one in (sorted(found) if numbers else sorted(found, key=str))]
 
 
 def as_json(value: Any) -> Any:
@@ -102,8 +110,7 @@ def as_json(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else str(value)
 
 
-def labels(catalog: Catalog) -> Sequence[str]:
-    """Return the values of the column `label` as sorted texts; numbers are sorted by size."""
-    found = {entry.columns["label"] for entry in catalog.entries if entry.columns.get("label") is not None}
-    numbers = all(isinstance(one, int | float) for one in found)
-    return [str(one) for one in (sorted(found) if numbers else sorted(found, key=str))]
+def strongest(entries: Sequence[Entry], keys: Array, count: int, sign: int = 1) -> list[dict[str, Any]]:
+    """Describe the entries with the largest positive keys, the largest first; their score is `sign` × key."""
+    order = np.argsort(-keys, kind="stable")[:count]
+    return [entries[n].described() | {"score": sign * float(keys[n])} for n in order if keys[n] > 0]

@@ -1,136 +1,137 @@
-"""Open a run for the explorer: its images, its sets of pictures, and everything that scores them."""
+"""Open a run for the explorer: its images, its sets of pictures, and their scores by every method, for any λ.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+The run's question is opened once. When a set of pictures is prepared, one matrix product gives the scores of one
+picture for all training images, of one training image for all pictures, or the sum over pictures.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dtrak.attribution.opened import Opened
+from dtrak.attribution.answer import score, squared
+from dtrak.attribution.formula_inputs import Fitted, Input, inputs_of
+from dtrak.attribution.opened import Opened, check
+from dtrak.attribution.required_gradients import objectives_of, rule_of, spec_of
+from dtrak.attribution.scores import refuse_not_finite
 from dtrak.attribution.settings import Settings
+from dtrak.contracts import EVERY, Array, KernelInput, Values
 from dtrak.engines import Engine
 from dtrak.errors import DtrakError, UsageError
-from dtrak.explorer.catalog import Catalog, Entry, Part
-from dtrak.explorer.kept_pictures import features_of, keep, kept, name_of, remove_oldest
-from dtrak.explorer.scoring import Scored, Scorer
-from dtrak.explorer.uploads import Fit
-from dtrak.explorer.work_queue import NotReadyError, WorkItem, WorkQueue
+from dtrak.explorer.catalog import Catalog
 from dtrak.images.images import Images, ImageSource
+from dtrak.kernels.damping import Damping, UsedDamping, compared_objective
 from dtrak.methods import EVERY_METHOD, Method, chosen_methods
-from dtrak.models import DiffusionModel
-from dtrak.models.sampling import sample, to_pixels
 from dtrak.progress import say
 from dtrak.report.measured import trust_of, trust_words
 from dtrak.runs.run import Run
 from dtrak.runs.run_questions import last_question, opened_run, question_of, settings_of
 
 MAX_VALIDATION = 200  # validation images that are shown
-GENERATED, ADDED = "generated", "asked"  # names of sets of pictures; ADDED has those that users of the page add
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """The scores of some pictures by one method, for every λ."""
+
+    method: Method
+    inputs: Sequence[Input] = ()  # one for each model and objective
+    values: Values | None = None  # [Q, N], of a method without λ
+
+    def scores(self, damping: Damping, queries: slice = EVERY, train: slice = EVERY) -> Values:
+        """Return scores [Q, N], of all pictures and training images or of some."""
+        if self.values is not None:
+            return self.values[queries, train]
+        of_each = [one.scores(self.method, damping, queries, train) for one in self.inputs]
+        return squared(self.method, np.mean(of_each, axis=0)).astype(np.float32)
+
+    def total(self, damping: Damping) -> Values:
+        """Return the sum over all pictures, [N]: of linear scores, the scores of the summed pictures."""
+        if self.values is not None or self.method.square or not self.method.linear:
+            return np.asarray(self.scores(damping).sum(0))
+        summed = []
+        for one in self.inputs:
+            assert isinstance(one.arrays, KernelInput)
+            coordinates = one.arrays.coordinates.sum(0, keepdims=True)
+            summed.append(replace(one, arrays=replace(one.arrays, coordinates=coordinates)))
+        return np.asarray(replace(self, inputs=summed).scores(damping)[0])
 
 
 @dataclass(frozen=True, eq=False)
 class Exploration:
-    """One run, its model and methods. Everything that needs the model is done by the `queue`."""
+    """A run, its methods and their scores. Only one thread may call `prepare`; everything else is for any thread."""
 
     run: Run
-    model: DiffusionModel
-    train: Catalog
-    sets: dict[str, Catalog]
-    methods: dict[str, Method]
-    scorer: Scorer
-    queue: WorkQueue
-    damping: str  # for requests that do not give one
-    usual_damping: str
-    trust: dict[str, str]  # how far to trust each method, in words
-
-    def scored(self, set_name: str, method: Method) -> list[tuple[Part, Scored]]:
-        """Return the scores of all pictures of a set that the method can score.
-
-        If they are not computed yet, this queues the work and raises a NotReadyError.
-        """
-        found = [(part, self.scorer.scored(part.images, method)) for part in [*self.sets[set_name].parts]]
-        if any(scored is None for _, scored in found):
-            raise NotReadyError(self.prepare(set_name, method))
-        succeeded = [(part, scored) for part, scored in found if isinstance(scored, Scored)]
-        errors = [scored for _, scored in found if isinstance(scored, UsageError)]
-        if errors and not succeeded:
-            raise errors[0]
-        return succeeded
-
-    def scored_with(self, set_name: str, entry: Entry, method: Method) -> Scored:
-        """Return the scores of a picture, and of those that were added together with it."""
-        scored = self.scorer.scored(entry.images, method)
-        if scored is None:
-            raise NotReadyError(self.prepare(set_name, method))
-        if isinstance(scored, UsageError):
-            raise scored
-        return scored
-
-    def prepare(self, set_name: str, method: Method) -> WorkItem:
-        """Queue the work that the scores of a set of pictures need."""
-
-        def work() -> None:
-            for part in self.sets[set_name].parts[:]:
-                self._prepare(set_name, part.images, method)
-
-        title = f"{method.name}, {self.sets[set_name].title}"
-        return self.queue.add(f"prepare {set_name} {method.name}", title, work, is_bounded=False)
-
-    def _prepare(self, set_name: str, pictures: Images, method: Method) -> None:
-        """Prepare the scores of pictures; an added picture has its own folder, which is removed together with it."""
-        folder = None
-        if set_name == ADDED:
-            folder = features_of(self.run, str(pictures.ids[0]))
-        self.scorer.prepare(pictures, method, folder)
-
-    def prepare_first(self) -> None:
-        """Queue the work for the first set of pictures, by all methods."""
-        first = next(iter(self.sets))
-        for method in self.methods.values() if self.sets[first].parts else ():
-            self.prepare(first, method)
+    opened: Opened
+    sets: Mapping[str, Catalog]
+    usual_damping: str  # of the recipe
+    trust: Mapping[str, str]  # how far to trust each method, in words
+    kernels: dict[str, list[Fitted]] = field(default_factory=dict)  # by method; they do not depend on the pictures
+    known: dict[tuple[str, str], Scored | UsageError] = field(default_factory=dict)  # by fingerprint and method
 
     @property
-    def fit(self) -> Fit:
-        train = self.run.train_source
-        return Fit(self.run.train_images.shape, train.crop, train.size)
+    def methods(self) -> dict[str, Method]:
+        return {one.name: one for one in self.opened.question.methods}
 
     @property
-    def takes_prompts(self) -> bool:
-        return self.model.conditions is not None
+    def damping(self) -> str:
+        """The damping for requests that do not give one."""
+        return str(self.opened.question.settings.damping)
 
-    def add_picture(self, pixels: NDArray[np.uint8], prompt: str | None = None) -> WorkItem:
-        """Queue the work to keep and score a new picture [H, W, C] of the run's shape."""
-        return self.queue.add(
-            f"picture {name_of(pixels, prompt)}",
-            "your picture",
-            lambda: self._add(keep(self.run, pixels, prompt=prompt)),
-        )
+    def scored(self, pictures: Images, method: Method) -> Scored | UsageError | None:
+        """Return the scores; None if they are not prepared, and an error if the method cannot score these pictures."""
+        return self.known.get((pictures.fingerprint, method.name))
 
-    def add_seed(self, seed: int, prompt: str | None = None) -> WorkItem:
-        """Queue the work to draw the picture of a seed, and of a prompt if the model takes one, and to score it."""
-        generation, prompt_taken = self.run.generation, (prompt or "") if self.takes_prompts else None
+    def prepare(self, pictures: Images, method: Method, folder: Path | None = None) -> None:
+        """Compute features and scores of pictures, or read them; `folder` keeps what is made of them apart."""
+        if self.scored(pictures, method) is not None:
+            return
+        found: Scored | UsageError
+        try:
+            opened = self.opened.with_queries(ImageSource(pictures), folder)
+            check(opened, method)
+            if method.kernel is None:
+                (values,), _, _ = score(opened, method, [Damping()])
+                refuse_not_finite(values, method.name, pictures.ids, opened.images("train").ids, "cannot score")
+                found = Scored(method, values=values)
+            else:
+                found = Scored(method, list(inputs_of(opened, method)))
+                kernels = [one.fitted for one in found.inputs if one.fitted is not None]
+                for kernel in kernels:  # these keep the λ of each rule from now on, so that threads only read it
+                    for rule in self.rules(method):
+                        kernel.absolute(Damping.parse(rule))
+                self.kernels[method.name] = kernels
+        except UsageError as error:
+            found = error
+        self.known[pictures.fingerprint, method.name] = found
 
-        def work() -> str:
-            prompts = None if prompt_taken is None else [prompt_taken]
-            drawn = sample(self.model, [seed], generation.steps, prompts=prompts, guidance=generation.guidance)
-            return self._add(keep(self.run, to_pixels(drawn.pictures).numpy()[0], seed, prompt_taken))
+    def forget(self, pictures: Images) -> None:
+        """Forget the scores of these pictures by all methods."""
+        for method in self.methods:
+            self.known.pop((pictures.fingerprint, method), None)
 
-        return self.queue.add(f"seed {seed} {prompt_taken or ''}", f"the picture of seed {seed}", work)
+    def rules(self, method: Method) -> list[str]:
+        """Return the rules for λ that a method can use: "auto" if the features that it compares are there."""
+        settings = self.opened.question.settings
+        compared = compared_objective(objectives_of(method, settings)[0])
+        is_there = compared in self.opened.required[spec_of(method, settings)].train
+        return ["auto", "spectrum"] if is_there or rule_of(method) != "agreement" else ["spectrum"]
 
-    def _add(self, picture: Images) -> str:
-        """Score a new picture by all methods and return its id; remove the oldest pictures if there are too many."""
-        for method in self.methods.values():
-            self._prepare(ADDED, picture, method)
-        id_, added = str(picture.ids[0]), self.sets[ADDED]
-        added.add(picture)
-        left = remove_oldest(self.run, but=id_)
-        for entry in [one for one in added.entries if one.id not in left]:
-            added.remove(entry)
-            self.scorer.forget(entry.images)
-            self.queue.forget(entry.id)
-        return id_
+    def self_influence(self, method: Method, damping: Damping, train: slice = EVERY) -> Array:
+        """Return the self-influence τ(x^n)_n of all training images, or of some, [N]."""
+        if not method.self_influence:
+            raise UsageError(f"{method.name} has no self-influence: trak and d-trak have one")
+        of_each = [one.kernel.squares(one.absolute(damping), 1, train) for one in self.kernels[method.name]]
+        return squared(method, np.mean(of_each, axis=0))
+
+    def used(self, method: Method, damping: Damping) -> UsedDamping | None:
+        """Return λ for the kernel of the method's first model; None if there is none, or nothing was scored yet."""
+        if method.name not in self.kernels:
+            return None
+        first = self.kernels[method.name][0]
+        return UsedDamping.of(first.kernel, damping, first.absolute(damping))
 
 
 def explore(
@@ -144,10 +145,24 @@ def explore(
 ) -> Exploration:
     """Open a run, with the question of its last scores, or else of its recipe, changed by those `typed`."""
     run.check_trained()
-    asked = run.asked
-    sets = _sets(run, None if asked is None else run.asked_about(asked))
+    asked, validation, sets, usual = run.asked, run.validation_source, dict[str, Catalog](), settings_of(run)
+    sources = {}
+    if (run.folder / "generated").exists():
+        sources["generated"] = "generated pictures", run.query_source(str(run.folder / "generated"))
+    if validation is not None:
+        sources["validation"] = "validation images", validation
+    attributed = None if asked is None else run.asked_about(asked)
+    if attributed is not None and attributed not in [str(source.source) for _, source in sources.values()]:
+        sources["attributed"] = "pictures attributed last", run.query_source(attributed)
+    for name, (title, source) in sources.items():
+        try:
+            images = source.open()
+        except UsageError as error:  # they may have been removed
+            say(f"Left out: {title}: {error}")
+            continue
+        shown = images.select(range(min(MAX_VALIDATION, len(images)))) if name == "validation" else images
+        sets[name] = Catalog(title, shown)
     first = next((one.parts[0].images for one in sets.values() if one.parts), run.train_images.select([0]))
-    usual = settings_of(run)
 
     def opened(names: str | None, settings: Settings) -> Opened:
         changed = replace(settings, **(typed or {}))
@@ -167,37 +182,5 @@ def explore(
         say(f"Scores are computed as the recipe says, not as in the last attribution: {error}")
         found = opened(*as_recipe)
     measured = trust_of(run)
-    return Exploration(
-        run=run,
-        model=found.model(),
-        train=Catalog("training images", run.train_images),
-        sets=sets,
-        methods={method.name: method for method in found.question.methods},
-        scorer=Scorer(found),
-        queue=WorkQueue(),
-        damping=str(found.question.settings.damping),
-        usual_damping=str(usual.damping),
-        trust={method.name: trust_words(run, measured, method.name) for method in found.question.methods},
-    )
-
-
-def _sets(run: Run, attributed: str | None) -> dict[str, Catalog]:
-    """Return the sets of pictures that the run has."""
-    validation, sources = run.validation_source, {}
-    if (run.folder / GENERATED).exists():
-        sources[GENERATED] = "generated pictures", str(run.folder / GENERATED)
-    if validation is not None:
-        sources["validation"] = "validation images", str(validation.source)
-    if attributed is not None and attributed not in [source for _, source in sources.values()]:
-        sources["attributed"] = "pictures attributed last", attributed
-    sets = {}
-    for name, (title, source) in sources.items():
-        is_validation = validation is not None and name == "validation"
-        try:
-            images = validation.open() if validation is not None and is_validation else run.query_images(source)
-        except UsageError as error:  # they may have been removed
-            say(f"Left out: {title}: {error}")
-            continue
-        shown = images.select(range(min(MAX_VALIDATION, len(images)))) if is_validation else images
-        sets[name] = Catalog(title, shown)
-    return sets | {ADDED: Catalog("pictures added here", *kept(run))}
+    trust = {one.name: trust_words(run, measured, one.name) for one in found.question.methods}
+    return Exploration(run, found, sets, str(usual.damping), trust)

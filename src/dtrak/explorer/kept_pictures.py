@@ -1,14 +1,12 @@
 """Keep the pictures that users add, in the folder asked/ of a run or an index, each as a PNG file.
 
-Its name is a hash of its pixels.
-
-If a picture was drawn from a seed or has a prompt, a .json file beside it has both. Its features are in the folder
-asked/features/NAME. The number of pictures and their bytes are limited: the oldest pictures are removed first.
+Its name is a hash of its pixels. If a picture was drawn from a seed or has a prompt, a .json file beside it has both.
+Its features are in the folder asked/features/NAME. The number of pictures and their bytes are limited: the oldest
+pictures are removed first.
 """
 
 import json
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -49,8 +47,7 @@ class Home(Protocol):
 def name_of(pixels: NDArray[np.uint8], prompt: str | None = None) -> str:
     """Return the file name of a picture [H, W, C]; the same picture with another prompt has another name."""
     digest = blake2b(pixels.tobytes(), person=str(pixels.shape).encode()[:16], digest_size=8)
-    if prompt is not None:
-        digest.update(prompt.encode())
+    digest.update((prompt or "").encode())
     return digest.hexdigest() + ".png"
 
 
@@ -82,64 +79,51 @@ def features_of(home: Home, id_: str) -> Path:
 
 
 def remove_oldest(home: Home, but: str) -> set[str]:
-    """Remove the oldest pictures above the limits, with their features, but never `but`; return the ids left."""
-    paths = _paths(home)
-    sizes = {path: sum(_size(one) for one in _all_of(home, path)) for path in paths}
-    for path in paths:
+    """Remove the oldest pictures above the limits, with their features, but never `but`; return the ids left.
+
+    Files that someone else put into their folders stay, and so do pictures whose name is not the hash of their pixels.
+    """
+    files = {}
+    for path in _paths(home):
+        features = features_of(home, path.name)
+        inside = [] if features.is_symlink() else [*sorted(features.rglob("*"), reverse=True), features]
+        files[path] = [*inside, path, path.with_suffix(".json")]  # in this order, a kill leaves no lost features
+    sizes = dict.fromkeys(files, 0)
+    for path, one in [(path, one) for path, several in files.items() for one in several]:
+        with suppress(OSError):  # another server may have removed it
+            sizes[path] += one.lstat().st_size * one.is_file()
+    for path in files:
         if len(sizes) <= MAX_PICTURES and sum(sizes.values()) <= MAX_BYTES:
             break
-        if path.name != but and _is_made_here(home, path):
-            _remove(home, path)
-            del sizes[path]
+        try:
+            pixels = Picture(path.name, path).pixels(home.train_images.shape[0])
+            is_ours = name_of(pixels, _about(path).get(PROMPT)) == path.name
+        except UNREADABLE:
+            is_ours = False
+        if path.name == but or not is_ours:
+            continue
+        for one in files[path]:
+            with suppress(OSError):
+                if one.is_dir() and not one.is_symlink():
+                    one.rmdir()  # fails if it is not empty
+                elif one.parent == path.parent or FEATURE_FILES.fullmatch(one.name):
+                    one.unlink()
+        del sizes[path]
     return {path.name for path in sizes}
 
 
 def _paths(home: Home) -> list[Path]:
     """Return the paths of the pictures, the oldest first."""
-    found = [path for path in (home.folder / FOLDER).glob("*.png") if NAME.fullmatch(path.name) and path.is_file()]
     ages = {}
-    for path in found:
+    for path in (home.folder / FOLDER).glob("*.png"):
         with suppress(FileNotFoundError):  # another server may have removed it
-            ages[path] = path.stat().st_mtime, path.name
+            if NAME.fullmatch(path.name) and path.is_file():
+                ages[path] = path.stat().st_mtime, path.name
     return sorted(ages, key=lambda path: ages[path])
 
 
-def _all_of(home: Home, path: Path) -> Iterator[Path]:
-    """Yield every file and folder of a picture; removed in this order, a kill in between leaves no lost features."""
-    features = features_of(home, path.name)
-    if features.is_dir() and not features.is_symlink():
-        yield from sorted(features.rglob("*"), reverse=True)  # the content of a folder comes before the folder
-        yield features
-    yield from (path, path.with_suffix(".json"))
-
-
-def _size(path: Path) -> int:
-    with suppress(OSError):
-        return path.lstat().st_size if path.is_file() else 0
-    return 0
-
-
-def _is_made_here(home: Home, path: Path) -> bool:
-    """Tell whether the explorer wrote this picture: then its name is the hash of its pixels."""
-    try:
-        pixels = Picture(path.name, path).pixels(home.train_images.shape[0])
-        return name_of(pixels, _kept_about(path).get(PROMPT)) == path.name
-    except UNREADABLE:
-        return False
-
-
-def _remove(home: Home, path: Path) -> None:
-    """Remove a picture and its features. Files that someone else put into its folders stay, and so do these folders."""
-    for one in _all_of(home, path):
-        with suppress(OSError):
-            if one.is_dir() and not one.is_symlink():
-                one.rmdir()  # fails if it is not empty
-            elif one.parent == path.parent or FEATURE_FILES.fullmatch(one.name):
-                one.unlink()
-
-
 def _open(home: Home, path: Path) -> Images:
-    image, about = home.query_images(str(path)), _kept_about(path)
+    image, about = home.query_images(str(path)), _about(path)
     columns = {SEED: np.array([int(about[SEED])])} if SEED in about else {}
     columns |= {PROMPT: np.array([about[PROMPT]])} if PROMPT in about else {}
     image = replace(image, columns=columns) if about else image
@@ -147,7 +131,7 @@ def _open(home: Home, path: Path) -> Images:
     return image
 
 
-def _kept_about(path: Path) -> dict[str, str]:
+def _about(path: Path) -> dict[str, str]:
     """Return the seed and the prompt of a picture, if it has them."""
     about = path.with_suffix(".json")
     return {name: str(value) for name, value in json.loads(about.read_text()).items()} if about.exists() else {}

@@ -4,7 +4,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -44,12 +43,6 @@ class WorkItem:
     stage_began: float = field(default_factory=time.monotonic)
     result: str | None = None
     error: str | None = None
-
-    def set_progress(self, stage: str, done: int, total: int, unit: str) -> None:
-        """Record the progress of the work."""
-        if stage != self.stage or done < self.done:
-            self.stage_began = time.monotonic()
-        self.stage, self.done, self.total, self.unit = stage, done, total, unit
 
     def described(self, ahead: int) -> dict[str, Any]:
         """Return the item as JSON for the page; `ahead` is the number of items before it."""
@@ -94,7 +87,9 @@ class WorkQueue:
             item = WorkItem(id_, title, work, is_bounded)
             self.by_id.pop(id_, None)
             self.by_id[id_] = item
-            self._forget_oldest()
+            ended = [one for one in self.by_id.values() if one.state not in PENDING]
+            for one in ended[:-MAX_ENDED]:
+                del self.by_id[one.id]
             self._waiting.append(item)
             self._change.notify()
         return item
@@ -102,8 +97,7 @@ class WorkQueue:
     def forget(self, result: str) -> None:
         """Forget items with this result, which no longer exists, so that the same work can be done again."""
         with self._change:
-            for one in [one for one in self.by_id.values() if one.result == result]:
-                del self.by_id[one.id]
+            self.by_id = {id_: one for id_, one in self.by_id.items() if one.result != result}
 
     def described(self, item: WorkItem) -> dict[str, Any]:
         """Return an item as JSON for the page."""
@@ -119,14 +113,16 @@ class WorkQueue:
         self._thread.join(SECONDS_TO_CLOSE)
         return not self._thread.is_alive()
 
-    def _forget_oldest(self) -> None:
-        """Forget the oldest items that have ended, above `MAX_ENDED`."""
-        ended = [one for one in self.by_id.values() if one.state not in PENDING]
-        for one in ended[:-MAX_ENDED]:
-            del self.by_id[one.id]
-
     def _run(self) -> None:
         """Do the work in order, until the queue is closed."""
+
+        def watcher(stage: str, done: int, total: int, unit: str) -> None:
+            if self._closing:
+                raise StoppedError
+            if stage != item.stage or done < item.done:
+                item.stage_began = time.monotonic()
+            item.stage, item.done, item.total, item.unit = stage, done, total, unit
+
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._waiting or self._closing)
@@ -134,25 +130,15 @@ class WorkQueue:
                     return
                 item = self._waiting.popleft()
                 item.state = "working"
-            with suppress(StoppedError):
-                self._do(item)
-
-    def _do(self, item: WorkItem) -> None:
-        def watcher(stage: str, done: int, total: int, unit: str) -> None:
-            if self._closing:
-                raise StoppedError
-            item.set_progress(stage, done, total, unit)
-
-        assert item.work is not None
-        try:
-            with watched_by(watcher):
-                item.result = item.work()
-            item.state = "done"
-        except StoppedError:
-            raise
-        except DtrakError as error:
-            item.error, item.state = str(error), "failed"
-        except Exception as error:  # no error may end the thread
-            item.error, item.state = f"{type(error).__name__}: {error}", "failed"
-        finally:
-            item.work = None
+            assert item.work is not None
+            try:
+                with watched_by(watcher):
+                    item.result = item.work()
+                item.state = "done"
+            except StoppedError:
+                return
+            except Exception as error:  # no error may end the thread
+                item.error = str(error) if isinstance(error, DtrakError) else f"{type(error).__name__}: {error}"
+                item.state = "failed"
+            finally:
+                item.work = None
