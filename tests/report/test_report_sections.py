@@ -22,13 +22,13 @@ from dtrak.evaluation.run_evaluation import save_comparison
 from dtrak.features.store import Cost
 from dtrak.figures import html_pictures
 from dtrak.figures.html_pictures import ShownPicture, embedded
+from dtrak.figures.style import nice_ticks, plain_value, x_tick_values
 from dtrak.files import write_text
 from dtrak.images.images import load_images
 from dtrak.report import write_report
-from dtrak.report.counterfactuals import read_counterfactuals
-from dtrak.report.curves import Curve, Sample, damping_curve, setting_curves
+from dtrak.report.curves import TOP, Curve, Sample, damping_curve, plot, setting_curves
 from dtrak.report.measured import read_measurements, trust
-from dtrak.report.plots import TOP, nice_ticks, plain_value, plot, x_tick_values
+from dtrak.report.sections import read_counterfactuals
 from dtrak.runs.recipes import load_recipe
 from dtrak.runs.run import Run
 from dtrak.wording import described

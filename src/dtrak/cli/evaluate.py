@@ -173,7 +173,7 @@ def counterfactual(
     from dtrak.engines import make_engine
     from dtrak.evaluation import counterfactual as evaluation
     from dtrak.evaluation.run_evaluation import counterfactual_run
-    from dtrak.report.counterfactual_figures import save_counterfactual_figures
+    from dtrak.report.run_figures import save_counterfactual_figures
     from dtrak.runs.run_questions import settings_of
 
     redrawing = evaluation.choose_pictures(opened, options.chosen_device(device), count, remove, steps)

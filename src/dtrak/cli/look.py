@@ -45,7 +45,7 @@ def info(run_folder: options_look.RunToDescribe = None) -> None:
     """
 
     if run_folder is not None:
-        from dtrak.report.contents import described
+        from dtrak.report.overview import described
         from dtrak.runs.run import Run
 
         opened = Run.open(run_folder)

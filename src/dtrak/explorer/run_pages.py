@@ -24,7 +24,7 @@ from dtrak.models.prompts import prompts_of
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.report.card import CardContent
 from dtrak.report.card import card as draw_card
-from dtrak.report.credit import CREDIT_COLUMNS, MAX_GROUPS
+from dtrak.report.sections import CREDIT_COLUMNS, MAX_GROUPS
 
 CARDS = {"png": "image/png", "pdf": "application/pdf"}
 

@@ -4,7 +4,6 @@ Each section of the page has a module here, which collects its content, and a te
 appears only if the run has its content. Each picture is embedded once, and all of them stay within a budget of bytes.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -12,20 +11,18 @@ from markupsafe import Markup, escape
 
 from dtrak import wording
 from dtrak.attribution.depends import what_changed
-from dtrak.attribution.scores import Scores, load_scores
+from dtrak.attribution.scores import load_scores
 from dtrak.attribution.self_influence import self_influences
 from dtrak.errors import DtrakError, UsageError
 from dtrak.figures.html_pictures import SMALL, ShownPicture, embedded
 from dtrak.figures.style import plain_value
 from dtrak.files import write_text
 from dtrak.images.images import Images
-from dtrak.report.counterfactuals import read_counterfactuals
-from dtrak.report.credit import charts
-from dtrak.report.curves import damping_curve, setting_curves
+from dtrak.models.prompts import prompts_of
+from dtrak.report.curves import damping_curve, plot, setting_curves
 from dtrak.report.measured import read_measurements, trust, trust_words
 from dtrak.report.overview import facts
-from dtrak.report.plots import plot
-from dtrak.report.proponents import query_section
+from dtrak.report.sections import charts, query_section, read_counterfactuals
 from dtrak.runs.run import SCORES, Run
 
 TRAIN_SIDE = 128  # larger training images are embedded at this size
@@ -38,7 +35,10 @@ def write_report(run: Run) -> Path:
     path = run.folder / SCORES
     if not path.exists():
         raise UsageError(f"{run.folder} has no scores yet: `dtrak attribute {run.folder}` makes them")
-    scores = _scores(run, path)
+    try:
+        scores = load_scores(path)
+    except DtrakError as error:
+        raise UsageError(f"{error}: `dtrak attribute {run.folder}` makes them again") from error
     one = next(iter(scores.values()))  # all methods have scores of the same images
     if one.question is None:
         raise UsageError(f"{path} does not say what was asked: `dtrak attribute {run.folder}` makes it again")
@@ -61,7 +61,9 @@ def write_report(run: Run) -> Path:
     over_damping = damping_curve(measured)
     curves = [*([over_damping] if over_damping else []), *setting_curves(measured)]
     positions = shown_queries.train_positions.union(*(of_method.train_positions for of_method in self_influence))
-    album = shown_queries.shown | _training_images(train, positions)
+    album = shown_queries.shown | {
+        f"t{position}": ShownPicture.of(train, position, TRAIN_SIDE) for position in sorted(positions)
+    }
     for counterfactual in counterfactuals:
         album |= counterfactual.shown
 
@@ -92,26 +94,12 @@ def write_report(run: Run) -> Path:
     return report
 
 
-def _scores(run: Run, path: Path) -> dict[str, Scores]:
-    try:
-        return load_scores(path)
-    except DtrakError as error:
-        raise UsageError(f"{error}: `dtrak attribute {run.folder}` makes them again") from error
-
-
 def _prompts(run: Run, pictures: Images) -> list[str]:
     """Return the prompt that each picture was scored with; none if the run's model takes no prompts."""
-    from dtrak.models.prompts import prompts_of
-
     if run.is_elsewhere:
         reads = (run.asked or {})["facts"]["model"]["reads"]
         return prompts_of(pictures, run.model_source.prompt) if reads else []
     return prompts_of(pictures, getattr(run.recipe.model, "prompt", None)) if run.recipe.is_conditional else []
-
-
-def _training_images(train: Images, positions: Iterable[int]) -> dict[str, ShownPicture]:
-    """Return the training images at these positions, named t0, t1, … by their position."""
-    return {f"t{position}": ShownPicture.of(train, position, TRAIN_SIDE) for position in sorted(positions)}
 
 
 def with_code(text: str) -> Markup:

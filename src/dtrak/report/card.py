@@ -15,8 +15,8 @@ from dtrak.attribution.scores import Match, Scores
 from dtrak.errors import UsageError
 from dtrak.figures.style import AGAINST, FAINT, FOR, INK, PALE, STYLE, PaperFigure
 from dtrak.images.images import Images
-from dtrak.report.credit import CREDIT_COLUMNS
 from dtrak.report.measured import trust_of, trust_words
+from dtrak.report.sections import CREDIT_COLUMNS
 from dtrak.runs.run import Run
 from dtrak.wording import number
 

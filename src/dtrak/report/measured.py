@@ -62,24 +62,21 @@ class Measurement:
         if "checkpoint" in self.settings:
             return [f"the checkpoint {self.settings['checkpoint']}, not the final model"]
         found: dict[str, None] = {}
-        for name in [one for one in self.methods if one in METHODS and one in asked["methods"]]:
-            if name not in self.facts["methods"]:
-                continue
+        in_both = [name for name in self.methods if name in asked["methods"] and name in self.facts["methods"]]
+        for name in [one for one in in_both if one in METHODS]:
             then, now = (depends.of_scores(one, METHODS[name], with_queries=False) for one in (self.facts, asked))
-            if (changed := depends.what_changed(then, now)) is not None:
-                found |= dict.fromkeys(_in_settings(then, now) or [changed])
+            changed = depends.what_changed(then, now)
+            if changed is None:
+                continue
+            before, after = ({**(one.get("settings") or {}), **(one.get("spec") or {})} for one in (then, now))
+            in_settings = [
+                f"{setting.replace('projection_dim', 'dimensions').replace('_', ' ')} {_plain(value)}, not "
+                f"{_plain(after.get(setting))}"  # such as: timesteps 2, not 10
+                for setting, value in before.items()
+                if str(value) != str(after.get(setting))
+            ]
+            found |= dict.fromkeys(in_settings or [changed])
         return list(found)
-
-
-def _in_settings(then: Facts, now: Facts) -> list[str]:
-    """Describe each setting in which two parts differ: "timesteps 2, not 10"."""
-    before, after = ({**(one.get("settings") or {}), **(one.get("spec") or {})} for one in (then, now))
-    return [
-        f"{name.replace('projection_dim', 'dimensions').replace('_', ' ')} {_plain(before[name])}, not "
-        f"{_plain(after.get(name))}"
-        for name in before
-        if str(before[name]) != str(after.get(name))
-    ]
 
 
 def _plain(value: Any) -> str:
@@ -178,13 +175,10 @@ def trust_of(run: Run) -> Trust | None:
 
 
 def trust_words(run: Run, found: Trust | None, method: str) -> str:
-    """Say how far to trust a method's scores; if that was not measured, say what it would take."""
+    """Say how far to trust a method's scores; if that was not measured, say which command does it, and how long."""
     words = "" if found is None else found.words(method)
-    return words or not_measured(run, method)
-
-
-def not_measured(run: Run, method: str) -> str:
-    """Say which command would measure it, and how long that would take on this machine."""
+    if words:
+        return words
     seconds = None if run.is_elsewhere else lds_seconds(run)
     takes = "measures it" if seconds is None else f"would take about {roughly(seconds)} on this machine"
     return f"Not measured: `dtrak evaluate lds {run.folder} --method {method}` {takes}."

@@ -1,13 +1,16 @@
-"""The figures of a run for papers, each by its name: for `dtrak figure`."""
+"""The figures of a run for papers: each by its name for `dtrak figure`, and those of counterfactuals."""
 
-from collections.abc import Callable
+from pathlib import Path
 
-from dtrak.attribution.scores import Scores
 from dtrak.errors import UsageError, check_known
+from dtrak.evaluation.counterfactual import Counterfactual
+from dtrak.features.trajectories import SEED
 from dtrak.figures import PaperFigure, lds_bars, lds_curve
-from dtrak.report.credit import CREDIT_COLUMNS
+from dtrak.figures.charts import boxplots
+from dtrak.figures.picture_sheets import side_by_side
 from dtrak.report.curves import damping_curve, setting_curves
-from dtrak.report.measured import Measurement, read_measurements
+from dtrak.report.measured import read_measurements
+from dtrak.report.sections import CREDIT_COLUMNS
 from dtrak.runs.run import Run
 
 KINDS = ("proponents", "credit", "self-influence", "lds", "curve")
@@ -17,48 +20,39 @@ def run_figure(run: Run, kind: str, method: str | None, queries: str, top: int, 
     """Draw one figure of a run; `queries` is how many pictures, or the ids of some, with commas."""
     check_known("kind of figure", kind, list(KINDS))
     if kind in ("lds", "curve"):
-        measured = _measured(run)
-        return (
-            lds_bars(measured[0].methods, measured[0].ceiling, measured[0].perfect)
-            if kind == "lds"
-            else _curve(run, measured)
-        )
-    scores = run.scores(method or _first_method(run))
-    draw: dict[str, Callable[[], PaperFigure]] = {
-        "proponents": lambda: scores.plot(int(queries) if queries.isdecimal() else queries.split(","), top),
-        "credit": lambda: scores.plot_credit(by or credit_column(scores)),
-        "self-influence": scores.plot_self_influence,
-    }
-    return draw[kind]()
-
-
-def credit_column(scores: Scores) -> str:
-    """Return the column by which credit is usually given."""
-    for column in CREDIT_COLUMNS:
-        if column in scores.columns:
-            return column
-    known = ", ".join(scores.columns) or "none"
-    raise UsageError(f"the training images have no column artist or label: give --by COLUMN; there is {known}")
-
-
-def _first_method(run: Run) -> str | None:
+        measured = read_measurements(run)
+        if not measured:
+            raise UsageError(f"{run.folder} has no LDS yet: `dtrak evaluate lds {run.folder}` measures it")
+        if kind == "lds":
+            return lds_bars(measured[0].methods, measured[0].ceiling, measured[0].perfect)
+        over_damping = damping_curve(measured)
+        curves = [*setting_curves(measured), *([over_damping] if over_damping else [])]
+        if not curves:
+            raise UsageError(
+                f"{run.folder} has no curve yet: it needs two comparisons that differ in one setting, such as "
+                f"`dtrak evaluate lds {run.folder} --timesteps 2` after one with another K"
+            )
+        return lds_curve(curves[0])
     asked = run.asked
-    return None if asked is None else next(iter(asked["facts"]["methods"]))
+    scores = run.scores(method or (None if asked is None else next(iter(asked["facts"]["methods"]))))
+    if kind == "proponents":
+        return scores.plot(int(queries) if queries.isdecimal() else queries.split(","), top)
+    if kind == "self-influence":
+        return scores.plot_self_influence()
+    column = by or next((one for one in CREDIT_COLUMNS if one in scores.columns), None)
+    if column is None:
+        known = ", ".join(scores.columns) or "none"
+        raise UsageError(f"the training images have no column artist or label: give --by COLUMN; there is {known}")
+    return scores.plot_credit(column)
 
 
-def _measured(run: Run) -> list[Measurement]:
-    found = read_measurements(run)
-    if not found:
-        raise UsageError(f"{run.folder} has no LDS yet: `dtrak evaluate lds {run.folder}` measures it")
-    return found
-
-
-def _curve(run: Run, measured: list[Measurement]) -> PaperFigure:
-    over_damping = damping_curve(measured)
-    curves = [*setting_curves(measured), *([over_damping] if over_damping else [])]
-    if not curves:
-        raise UsageError(
-            f"{run.folder} has no curve yet: it needs two comparisons that differ in one setting, such as "
-            f"`dtrak evaluate lds {run.folder} --timesteps 2` after one with another K"
-        )
-    return lds_curve(curves[0])
+def save_counterfactual_figures(result: Counterfactual, folder: Path) -> None:
+    """Write boxplots.png, with the distances to the originals, and pictures.png into the folder of a result."""
+    panels = {
+        "ℓ2 distance to the original": {one.method: one.l2 for one in result.effects},
+        f"cosine of {Path(result.settings['encoder']).name}": {one.method: one.cosine for one in result.effects},
+    }
+    boxplots(panels).save(folder / "boxplots.png")
+    pictures = {"original": result.originals, **{one.method: one.pictures for one in result.effects}}
+    captions = [f"seed {seed}" for seed in result.queries.columns[SEED]]
+    side_by_side(pictures, captions).save(folder / "pictures.png")
