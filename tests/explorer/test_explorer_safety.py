@@ -169,7 +169,7 @@ def test_a_flood_is_survived(server: Server) -> None:
         statuses = Counter(threads.map(request, range(300)))
     for one in hanging:
         one.close()
-    assert set(statuses) == {200, 503}
+    assert set(statuses) == {200}
     time.sleep(0.2)
     assert server.get("answer", query="seed-00002.png")["query"]["id"] == "seed-00002.png"
     assert server.answered(server.ask(seed=2))

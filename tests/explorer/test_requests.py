@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dtrak.explorer.guard import HEADERS
+from dtrak.explorer.server import MAX_CONNECTIONS
 from serving import PATIENCE, Server, served
 
 METHODS = ("mixed-trak", "d-trak", "relative-if", "gradient-dot")
@@ -293,6 +294,16 @@ def test_half_requests_keep_no_one_from_an_answer(server: Server) -> None:
         response, content = asked(server, "GET", "/api/run")
         check(response, content)
         assert response.status == 200
+
+
+def test_more_connections_than_there_may_be(server: Server) -> None:
+    """Who comes then is told to try again."""
+    with ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.client.base_url.port)))
+        assert asked(server, "GET", "/api/run")[0].status == 503
+    time.sleep(0.5)
+    assert asked(server, "GET", "/api/run")[0].status == 200
 
 
 def test_an_image_whose_file_has_gone_is_not_there(server: Server, run: Path) -> None:

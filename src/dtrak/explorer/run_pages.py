@@ -85,12 +85,13 @@ class RunPages(Pages):
 
     # scores that are ready
 
-    def scored(self, set_name: str, method: Method) -> list[tuple[Part, Scored]]:
-        """Return the scores of all pictures of a set that the method can score.
+    def scored(self, set_name: str, method: Method, entry: Entry | None = None) -> list[tuple[Part, Scored]]:
+        """Return the scores of all pictures of a set that the method can score, or of one and those added with it.
 
         If they are not computed yet, this queues the work and raises a NotReadyError.
         """
-        found = [(part, self.explored.scored(part.images, method)) for part in [*self.sets[set_name].parts]]
+        parts = [*self.sets[set_name].parts] if entry is None else [Part(entry.images, [entry])]
+        found = [(part, self.explored.scored(part.images, method)) for part in parts]
         if any(one is None for _, one in found):
             raise NotReadyError(self.prepare(set_name, method))
         succeeded = [(part, one) for part, one in found if isinstance(one, Scored)]
@@ -98,15 +99,6 @@ class RunPages(Pages):
         if errors and not succeeded:
             raise errors[0]
         return succeeded
-
-    def scored_with(self, set_name: str, entry: Entry, method: Method) -> Scored:
-        """Return the scores of a picture, and of those that were added together with it."""
-        found = self.explored.scored(entry.images, method)
-        if found is None:
-            raise NotReadyError(self.prepare(set_name, method))
-        if isinstance(found, UsageError):
-            raise found
-        return found
 
     def scores_of(self, scored: Scored, entry: Entry, damping: Damping) -> Scores:
         """Return the scores of one of the pictures that were scored together."""
@@ -124,7 +116,8 @@ class RunPages(Pages):
         """Return the picture of a request, and its scores."""
         set_name, method, damping = self._asked(request)
         entry = by_id(self.sets[set_name], request.query_params.get("query", ""))
-        return entry, self.scores_of(self.scored_with(set_name, entry, method), entry, damping)
+        ((_, scored),) = self.scored(set_name, method, entry)
+        return entry, self.scores_of(scored, entry, damping)
 
     # answers
 
@@ -231,11 +224,8 @@ class RunPages(Pages):
         """Send the scores of one picture, or of all pictures of a set: query, rank, train, score, columns."""
         set_name, method, damping = self._asked(request)
         id_ = request.query_params.get("query")
-        if id_ is None:
-            pictures = [(entry, one) for part, one in self.scored(set_name, method) for entry in part.entries]
-        else:
-            entry = by_id(self.sets[set_name], id_)
-            pictures = [(entry, self.scored_with(set_name, entry, method))]
+        asked = None if id_ is None else by_id(self.sets[set_name], id_)
+        pictures = [(entry, one) for part, one in self.scored(set_name, method, asked) for entry in part.entries]
         for entry, one in pictures[:1]:  # an error has to be found before the table begins
             self.scores_of(one, entry, damping)
 

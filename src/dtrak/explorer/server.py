@@ -15,7 +15,7 @@ from dtrak.tables import output
 
 PORT = 8321  # the first port that is tried, unless the user gives one
 TRIED = 20  # how many ports are tried
-MAX_CONNECTIONS = 128  # at a time; further ones are told to try again
+MAX_CONNECTIONS = 512  # at a time; further ones are told to try again
 SECONDS_TO_END = 3
 
 
