@@ -16,7 +16,7 @@ from dtrak.attribution.opened import Opened
 from dtrak.attribution.question import Question
 from dtrak.attribution.settings import Settings
 from dtrak.errors import UsageError
-from dtrak.explorer.scoring import DampedScores
+from dtrak.explorer.exploration import Scored
 from dtrak.images.images import ImageSource
 from dtrak.kernels.damping import Damping
 from dtrak.methods import METHODS, nda
@@ -79,7 +79,7 @@ def test_the_sum_of_squared_scores_is_taken_query_by_query(tmp_path: Path) -> No
     das, settings = METHODS["das"], Settings(timesteps=2, parameters=SMALL, damping=0.1)
     question = Question(ModelSource(tiny.unet()), ImageSource(TRAIN), ImageSource(QUERIES), (das,), settings)
     opened = Opened(question, tmp_path)
-    scored = DampedScores(das, list(inputs_of(opened, das)))
+    scored = Scored(das, list(inputs_of(opened, das)))
     (whole,), _, _ = score(opened, das, [Damping.parse(0.1)])
     np.testing.assert_allclose(scored.scores(Damping.parse(0.1)), whole, rtol=1e-5)
     np.testing.assert_allclose(scored.total(Damping.parse(0.1)), whole.sum(0), rtol=1e-5)
