@@ -88,7 +88,7 @@ def test_several_methods_share_one_pass_and_agree_with_each_alone(tmp_path: Path
         alone = dtrak.attribute(model, TRAIN, QUERIES, method=method, **SMALL)
         np.testing.assert_allclose(scores.values, alone.values, rtol=1e-3, atol=1e-5)
     kinds = sorted(path.name.split("-")[0] for path in tmp_path.iterdir())
-    assert kinds == ["kernels", "queries", "queries", "train", "train"]
+    assert kinds == ["kernels", "queries", "queries", "questions", "train", "train"]
 
 
 def test_a_second_question_costs_only_its_queries(tmp_path: Path) -> None:
@@ -103,18 +103,28 @@ def test_a_second_question_costs_only_its_queries(tmp_path: Path) -> None:
     model.network.register_forward_hook(count)
     first = dtrak.attribute(model, TRAIN, QUERIES, cache=tmp_path, **SMALL, batch_size=1)
     assert passes == 0
-    other = dtrak.attribute(model, TRAIN, QUERIES.select([0]), cache=tmp_path, **SMALL, batch_size=1)
+    known = dtrak.attribute(model, TRAIN, QUERIES.select([0]), cache=tmp_path, **SMALL, batch_size=1)
+    assert passes == 0  # its rows are copied
+    new = dtrak.load_images("digits:validation").select([7])
+    other = dtrak.attribute(model, TRAIN, new, cache=tmp_path, **SMALL, batch_size=1)
     assert passes == 2  # one to see what a copy takes, one for the query
-    np.testing.assert_allclose(other.values, first.values[:1], rtol=1e-5, atol=1e-6 * abs(first.values).max())
+    alone = dtrak.attribute(model, TRAIN, new, **SMALL)
+    np.testing.assert_allclose(known.values, first.values[:1], rtol=1e-5, atol=1e-6 * abs(first.values).max())
+    np.testing.assert_allclose(other.values, alone.values, rtol=1e-5, atol=1e-6 * abs(first.values).max())
 
 
 def test_changed_weights_are_another_model(tmp_path: Path) -> None:
+    """Its features are kept beside those of the first."""
     model = tiny.unet()
-    dtrak.attribute(model, TRAIN, QUERIES, cache=tmp_path, **SMALL)
+    before = dtrak.attribute(model, TRAIN, QUERIES, cache=tmp_path, **SMALL)
     with torch.no_grad():
         next(model.network.parameters()).mul_(2)
-    with pytest.raises(UsageError, match="made with model"):
-        dtrak.attribute(model, TRAIN, QUERIES, cache=tmp_path, **SMALL)
+    after = dtrak.attribute(model, TRAIN, QUERIES, cache=tmp_path, **SMALL)
+    np.testing.assert_array_equal(after.values, dtrak.attribute(model, TRAIN, QUERIES, **SMALL).values)
+    assert not np.allclose(after.values, before.values)
+    again = dtrak.attribute(tiny.unet(), TRAIN, QUERIES, cache=tmp_path, **SMALL)
+    np.testing.assert_array_equal(again.values, before.values)
+    assert len([path for path in tmp_path.iterdir() if path.name.startswith("train-")]) == 2
 
 
 def test_another_objective_is_d_traks_to_choose() -> None:

@@ -121,7 +121,7 @@ def test_embeddings_that_are_no_numbers_give_no_answer(finished_run: Path, tmp_p
     for line in (("train", recipe, "--subset", "ids.txt", "--out"), ("generate", "--count", 1), ("attribute", *asked)):
         outcome = dtrak(*line, "run", cwd=tmp_path)
         assert outcome.code == 0, outcome.err
-    for path in run.glob("features/*/embeddings-*.npy"):
+    for path in run.glob("features/**/embeddings-*.npy"):
         np.save(path, np.full_like(np.load(path), np.nan))
     (run / "scores.npz").unlink()
     says = "clip-dot scores training image 3 for the query seed-00000.png with nan, which is no score"
@@ -131,52 +131,57 @@ def test_embeddings_that_are_no_numbers_give_no_answer(finished_run: Path, tmp_p
     assert (question["state"], question["error"]) == ("failed", f"cannot score: {says}")
 
 
-# attribution.json
+# what was asked, which is in the same file
 
-MALFORMED = {
+MALFORMED: dict[str, Any] = {
     "no JSON": "{",
     "empty": "",
     "a list": "[1, 2]",
     "a number": "7",
     "deep": "[" * 100_000,
     "no fields": "{}",
-    "not text": b"\xff\xfe\x00",
-    "method": {"method": "trak"},
-    "no methods": {"method": []},
-    "queries": {"queries": 5},
-    "timesteps": {"timesteps": "soon"},
-    "damping": {"damping": "much"},
-    "seconds": {"seconds": float("nan")},
-    "fingerprints": {"fingerprints": 3},
-    "seed": {"seed": "x"},
+    "no text": b"\xff\xfe\x00",
+    "method": ("given", {"methods": "trak"}),
+    "queries": ("given", {"queries": 5}),
+    "settings": ("given", {"settings": "soon"}),
+    "facts of methods": ("facts", {"methods": []}),
+    "facts of the model": ("facts", {"model": 3}),
 }
 
 
+def change_question(path: Path, content: Any) -> None:
+    """Write the scores with another text of what was asked, or with other fields of what was given or of the facts."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    if isinstance(content, tuple):
+        (kind, changes), asked = content, json.loads(str(arrays["question"]))
+        content = json.dumps(asked | {kind: asked[kind] | changes})
+    np.savez(path, **arrays | {"question": np.array(content)})
+
+
 @pytest.mark.parametrize("how", MALFORMED)
-def test_a_malformed_attribution_is_made_again(how: str, own_run: Path, tmp_path: Path) -> None:
-    path, scores = own_run / "attribution.json", (own_run / "scores.npz").read_bytes()
-    good, content = json.loads(path.read_text()), MALFORMED[how]
-    text = json.dumps(good | content) if isinstance(content, dict) else content
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+def test_scores_that_do_not_say_what_was_asked_are_made_again(how: str, own_run: Path, tmp_path: Path) -> None:
+    path = own_run / "scores.npz"
+    good = path.read_bytes()
+    change_question(path, MALFORMED[how])
     outcome = dtrak("report", "run", cwd=tmp_path)
-    assert (outcome.code, outcome.error) == (
-        2,
-        "run/attribution.json does not say how the scores were made: `dtrak attribute run` makes both again",
-    )
+    says = "it does not say what was asked: `dtrak attribute run` makes them again"
+    assert (outcome.code, outcome.error) == (2, f"run/scores.npz is not a file of scores: {says}")
     if how not in ("no JSON", "method"):
         return
     assert dtrak("attribute", "run", cwd=tmp_path).code == 0
-    assert json.loads(path.read_text()) | {"seconds": 0} == good | {"seconds": 0}
-    assert (own_run / "scores.npz").read_bytes() == scores
+    assert path.read_bytes() == good
     assert dtrak("report", "run", cwd=tmp_path).code == 0
 
 
-@pytest.mark.parametrize("change", [{}, None, {"draws": "many"}, {"method": ["d-track"]}, {"checkpoint_count": [4]}])
+@pytest.mark.parametrize("change", [{}, None, {"draws": "many"}, {"methods": ["d-track"]}, {"checkpoint_count": [4]}])
 def test_serve_goes_on_with_the_recipe(change: dict[str, Any] | None, own_run: Path) -> None:
     """As in the last attribution, by the method random, as long as it says so."""
-    path = own_run / "attribution.json"
-    last = json.loads(path.read_text()) | {"method": ["random"]}
-    path.write_text("{" if change is None else json.dumps(last | change))
+    path = own_run / "scores.npz"
+    given = json.loads(str(np.load(path)["question"]))["given"]
+    settings = given["settings"] | {name: value for name, value in (change or {}).items() if name in given["settings"]}
+    methods = (change or {}).get("methods", ["random"])
+    change_question(path, "{" if change is None else ("given", {"methods": methods, "settings": settings}))
     with served(own_run) as server:
         methods = [one["name"] for one in server.get("run")["methods"]]
     assert methods == (["random"] if change == {} else ["step-trak"])

@@ -2,13 +2,11 @@
 
 import inspect
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import get_type_hints
 
 import dtrak
-from dtrak.attribution.settings import Settings
+from dtrak.attribution.settings import OPTIONS, Options, Settings
 from dtrak.cli.commands import app
-from dtrak.cli.scoring import OPTIONS
 from dtrak.runs.recipes import Attribution, load_recipe
 
 RUN_TIME = {"top", "cache", "device", "engine"}  # of the call alone: where the work is done, and what it keeps
@@ -21,14 +19,12 @@ def test_the_call_has_every_setting_by_name_type_and_default() -> None:
         if one.kind is inspect.Parameter.KEYWORD_ONLY and name not in RUN_TIME
     }
     assert {name: one.default for name, one in parameters.items()} == asdict(Settings())
-    hints = get_type_hints(Settings)
-    given_as_object = {"objective", "parameters", "projection", "encoder"}  # a function as well as a name
-    for one in fields(Settings):
-        wanted = hints[one.name]
-        if one.name not in given_as_object:
-            assert parameters[one.name].annotation == (
-                str | wanted if Path in getattr(wanted, "__args__", ()) else wanted
-            ), one.name
+    assert {name: one.annotation for name, one in parameters.items()} == get_type_hints(Settings)
+
+
+def test_type_checkers_have_every_setting_by_name_and_type() -> None:
+    assert get_type_hints(Options) == get_type_hints(Settings)
+    assert not Options.__required_keys__
 
 
 def test_recipes_have_every_setting_and_the_method() -> None:
@@ -38,6 +34,8 @@ def test_recipes_have_every_setting_and_the_method() -> None:
 
 def test_commands_have_an_option_for_every_setting_with_a_help_text() -> None:
     commands = {command.name or command.callback.__name__: command.callback for command in app.registered_commands}
+    typed = {name for name, one in OPTIONS.items() if one.is_typed}
+    assert typed | {"damping"} >= {"timesteps", "projection_dim", "objective", "parameters", "seed", "dtype"}
+    assert all(one.help for one in OPTIONS.values())
     for name in ("attribute", "serve"):
-        assert OPTIONS.keys() <= inspect.signature(commands[name]).parameters.keys()
-    assert OPTIONS.keys() | {"damping"} >= {"timesteps", "projection_dim", "objective", "parameters", "seed", "dtype"}
+        assert typed <= inspect.signature(commands[name]).parameters.keys()

@@ -43,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Scores], 
 def test_the_strongest_are_those_of_the_whole_matrix(
     whole: tuple[dict[str, Scores], Path], rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtrak.attribution.scoring.MATRIX_BYTES", 4 * len(TRAIN) * rows)
+    monkeypatch.setattr("dtrak.attribution.answer.MATRIX_BYTES", 4 * len(TRAIN) * rows)
     every, cache = whole
     held = scores(top=6, cache=cache)
     save_scores(tmp_path / "top.npz", held)

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -12,7 +12,7 @@ from dtrak.attribution.opened import Opened, checked, possible
 from dtrak.attribution.question import Question
 from dtrak.attribution.required_gradients import check_objective
 from dtrak.attribution.scores import Scores
-from dtrak.attribution.settings import Options, Settings
+from dtrak.attribution.settings import DEFAULTS, KINDS, Options, Settings
 from dtrak.checks import check_number
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
@@ -159,7 +159,7 @@ def _signature() -> inspect.Signature:
     found = inspect.signature(attribute)
     own = [one for one in found.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     kind = inspect.Parameter.KEYWORD_ONLY
-    more = [inspect.Parameter(one.name, kind, default=one.default, annotation=one.type) for one in fields(Settings)]
+    more = [inspect.Parameter(name, kind, default=DEFAULTS[name], annotation=KINDS[name]) for name in DEFAULTS]
     return found.replace(parameters=[*own, *more])
 
 

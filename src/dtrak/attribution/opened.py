@@ -25,9 +25,9 @@ from dtrak.attribution.required_gradients import (
     required_gradients,
     spec_of,
 )
-from dtrak.devices import devices, total_memory
+from dtrak.devices import total_memory
 from dtrak.engines import Engine
-from dtrak.errors import UsageError, check_known
+from dtrak.errors import UsageError
 from dtrak.features.curvature_pass import kept_directions
 from dtrak.features.encoders import Encoder, embed, load_encoder
 from dtrak.features.featurizing import featurize, residuals_of
@@ -37,6 +37,7 @@ from dtrak.features.store import Cost, FeatureStore
 from dtrak.features.trajectories import Trajectories
 from dtrak.files import Remembered
 from dtrak.fingerprints import Facts, hash_of, of_object
+from dtrak.gradients.copies import timesteps_of
 from dtrak.gradients.kronecker_factors import Directions
 from dtrak.images.images import Images, ImageSource
 from dtrak.methods.method import Embeddings, Gradients, Kronecker, Method, Outcomes, Ridge
@@ -71,8 +72,6 @@ class Opened:
         one_damping: bool = False,
         train_stores: Stores | None = None,
     ) -> None:
-        if device is not None:
-            check_known("device", device.removesuffix(":0"), devices())
         self.question, self.folder, self.queries_folder = question, folder, folder
         self.device, self.engine, self.one_damping = device, engine, one_damping
         self._given_facts, self._train_stores = facts, train_stores
@@ -324,6 +323,7 @@ def check(opened: Opened, method: Method) -> None:
     needs, settings = method.needs, opened.question.settings
     match needs:
         case Gradients():
+            timesteps_of(opened.model(), settings.timesteps, needs.timesteps)
             opened.members(needs.models)
             if needs.queries == "trajectories":
                 opened.trajectories().check()

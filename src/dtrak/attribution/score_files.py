@@ -109,7 +109,7 @@ def fields_by_method(arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, 
         return [found[name]] * count if shape == of_images and has_all else [*found[name].reshape(count, *shape[1:])]
 
     held = [None] * count if has_all else held_of(found, count, queries, of_images[-1])
-    question = json.loads(str(found["question"])) if "question" in found else None
+    question = _question(found["question"]) if "question" in found else None
     plain = {name.removeprefix(COLUMN): of_each(name) for name in columns}
     on_itself = of_each("self_influence") if has_all else [np.array([np.nan])] * count
     rules = found["damping_rule"].tolist()
@@ -132,10 +132,22 @@ def read_question(path: Path) -> dict[str, Any] | None:
     """Return the question of a file of scores; None if there is no such file, or if it does not say."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            found = json.loads(str(file["question"]))
-        return found if {"given", "facts"} <= found.keys() else None
+            return _question(file["question"])
     except Exception:  # damaged files raise a dozen kinds of errors, which `load_scores` tells
         return None
+
+
+def _question(array: NDArray[Any]) -> dict[str, Any]:
+    """Return what was asked; raise a ValueError if the array does not say."""
+    try:
+        found: dict[str, Any] = json.loads(str(array))
+        given, facts = found["given"], found["facts"]
+        parts = [one[name] for one in (given, facts) for name in ("model", "train", "queries", "settings")]
+        if all(isinstance(one, dict) for one in (*parts, facts["methods"])) and isinstance(given["methods"], list):
+            return found
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise ValueError("it does not say what was asked")
 
 
 def _used(rule: str, row: list[float]) -> UsedDamping | None:

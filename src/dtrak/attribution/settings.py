@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 from dtrak.checks import check_number, shortened
-from dtrak.errors import UsageError, check_known
+from dtrak.errors import UsageError, check_known, check_takes
+from dtrak.registry import Registry
 
 DEFAULT_ENCODER = "openai/clip-vit-base-patch32"
 FOLDER = str | Path | None  # becomes a Path
@@ -123,7 +124,9 @@ class Settings:
     ] = None
 
     def __post_init__(self) -> None:
+        from dtrak.features.encoders import ENCODERS
         from dtrak.features.store import DTYPES
+        from dtrak.gradients.objectives import OBJECTIVES
         from dtrak.gradients.projections import PROJECTIONS
         from dtrak.kernels.damping import Damping
 
@@ -140,6 +143,17 @@ class Settings:
         check_known("dtype", self.dtype, list(DTYPES))
         if isinstance(self.projection, str):
             PROJECTIONS.choose(self.projection)
+        functions: tuple[tuple[Registry[Any], Any, tuple[str, ...]], ...] = (
+            (OBJECTIVES, self.objective, ("predicted", "noise", "elbo_weights")),
+            (PROJECTIONS, self.projection, ("dim", "shapes", "seed")),
+            (ENCODERS, self.encoder, ("name", "device")),
+        )
+        for known, given, takes in functions:
+            if callable(given):
+                check_takes(known.kind, given, takes)
+            elif not isinstance(given, str | None):
+                said = f"give a name from {', '.join(known)}, or a function of ({', '.join(takes)})"
+                raise UsageError(f"{known.kind} is {shortened(given)}: {said}")
         for name, option in OPTIONS.items():
             value, kind = getattr(self, name), KINDS[name]
             if kind is int or (kind == int | None and value is not None):

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from dtrak.devices import devices
-from dtrak.errors import UsageError
+from dtrak.errors import UsageError, check_known
 from dtrak.models import load_model, wrap
 from dtrak.models.diffusion import DiffusionModel
 
@@ -26,6 +26,8 @@ class ModelSource:
 
         A model that was given by its name goes to the GPU if there is one and no `device` says otherwise.
         """
+        if device is not None:
+            check_known("device", device.removesuffix(":0"), devices())
         found = self._opened.to(device or (devices()[0] if isinstance(self.source, str) else self._opened.device))
         return found if shape is None else found.fitted_to(shape)
 
