@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from commands import dtrak
 from dtrak.attribution.scores import Scores, save_scores
 from dtrak.errors import DtrakError
+from dtrak.features.store import FeatureStore
 from dtrak.images.images import read_ids
 from serving import served
 
@@ -114,17 +116,18 @@ def test_a_report_says_what_to_run_and_that_makes_them_again(damage: str, own_ru
     assert dtrak("report", "run", cwd=tmp_path).code == 0
 
 
-def test_embeddings_that_are_no_numbers_give_no_answer(finished_run: Path, tmp_path: Path) -> None:
+def test_products_that_are_no_numbers_give_no_answer(finished_run: Path, tmp_path: Path) -> None:
     run, asked = tmp_path / "run", ("--method", "clip-dot", "--encoder", "efficientnet-lite0")
     (tmp_path / "ids.txt").write_text("3\n5\n")
     recipe = finished_run / "recipe.yaml"
     for line in (("train", recipe, "--subset", "ids.txt", "--out"), ("generate", "--count", 1), ("attribute", *asked)):
         outcome = dtrak(*line, "run", cwd=tmp_path)
         assert outcome.code == 0, outcome.err
-    for path in run.glob("features/**/embeddings-*.npy"):
-        np.save(path, np.full_like(np.load(path), np.nan))
+    for path in run.glob("features/embeddings-*"):
+        store = FeatureStore.open(path)
+        store.write(0, torch.full((len(store), *store.shape), 1e30))
     (run / "scores.npz").unlink()
-    says = "clip-dot scores training image 3 for the query seed-00000.png with nan, which is no score"
+    says = "clip-dot scores training image 3 for the query seed-00000.png with inf, which is no score"
     assert dtrak("attribute", "run", *asked, cwd=tmp_path).error == f"cannot write run/scores.npz: {says}"
     with served(run, *asked) as server:
         question = server.wait(server.client.get("/api/answer", params={"query": "seed-00000.png"}).json()["question"])
