@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dtrak.inputs.gradients import evenly_spaced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dtrak
 import tiny
+from dtrak.attribution.opened import evenly_spaced
 from dtrak.errors import UsageError
 from dtrak.methods import METHODS
 from dtrak.models import save_model
@@ -41,7 +41,7 @@ def stores(folder: Path) -> list[str]:
     found = []
     for path in folder.rglob("part.json"):
         name = re.sub(r"-[0-9a-f]{8}(?=[-/])|-[0-9a-f]{16}$", "", str(path.parent.relative_to(folder)))
-        is_apart = json.loads(path.read_text())["part"].get("copies") == "apart"
+        is_apart = json.loads(path.read_text())["part"].get("spec", {}).get("copies") == "apart"
         found.append(f"{name}-copies" if is_apart else name)
     return sorted(found)
 
@@ -122,19 +122,14 @@ def test_all_is_every_method_where_nothing_is_lacking(
         assert scores.values.dtype == np.float32
         assert np.isfinite(scores.values).all(), name
     assert "Left out" not in capsys.readouterr().err
-    of_model = ["journeys-simple", "queries-simple", "queries-square", "train-simple", "train-square"]
-    of_mixed_trak = [f"{name}-{one}" for name in ("queries", "train") for one in ("avg", "interpolated(0)")]
+    of_model = ["trajectories-simple", "queries-simple", "queries-square", "train-simple", "train-square"]
     sets = ("queries", "train")
-    of_copies = [f"{name}-copies" for one in sets for name in (f"{one}-simple", f"all-layers/{one}-avg")]
-    assert stores(tmp_path) == sorted(
-        of_model
-        + of_mixed_trak
-        + of_copies
-        + ["whole/queries-simple", "whole/train-simple"]
-        + [f"step-{step}/{one}-simple" for step in (1, 2) for one in sets]
-        + [f"step-{step}/all-layers/{one}-simple-copies" for step in (1, 2) for one in sets]
-        + [f"subset-00{subset}-seed-0/{name}" for subset in (0, 1) for name in of_model]
-    )
+    of_mixed_trak = [f"{name}-{one}" for name in sets for one in ("avg", "interpolated(0)")]
+    of_copies = [f"{name}-{one}-copies" for name in sets for one in ("simple", "avg")]  # step-trak and das
+    whole = [f"{name}-simple" for name in sets]  # ek-fac
+    of_checkpoints = [f"{name}-simple{kind}" for name in sets for kind in ("", "-copies")] * 2  # tracin and retrac
+    made = [one for one in stores(tmp_path) if one.startswith(("queries", "train", "trajectories"))]
+    assert made == sorted(of_model + of_mixed_trak + of_copies + whole + of_checkpoints + 2 * of_model)
     alone = dtrak.attribute(tiny.unet(), TRAIN, method="journey-trak", **everything, **QUICK)
     np.testing.assert_allclose(found["journey-trak"].values, alone.values, rtol=1e-4, atol=1e-6)
 

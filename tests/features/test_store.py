@@ -16,7 +16,8 @@ from torch import Tensor
 
 from commands import dtrak, dtrak_started
 from dtrak.errors import DtrakError, UsageError
-from dtrak.features.store import SHARD_ROWS, FeatureStore, fill
+from dtrak.features.filling import fill
+from dtrak.features.store import SHARD_ROWS, FeatureStore
 from dtrak.files import MACHINE
 from dtrak.fingerprints import hash_of
 from dtrak.images.images import load_images
@@ -308,12 +309,12 @@ def test_one_cache_serves_several_objectives_and_other_settings(question: tuple[
     assert dtrak(*question, "--cache", "c", "--out", "s.npz", "--method", "trak,d-trak", cwd=tmp_path).code == 0
     (first,) = tmp_path.glob("c/train-square-*")
     (simple,) = tmp_path.glob("c/train-simple-*")
-    assert json.loads((simple / "part.json").read_text())["part"]["objective"] == "simple"
+    assert json.loads((simple / "part.json").read_text())["part"]["objective"].keys() == {"simple"}
     before = contents(first)
     again = dtrak(*question, "--cache", "c", "--out", "t.npz", "--method", "d-trak", "--seed", "5", cwd=tmp_path)
     assert again.code == 0, again.err
     (other,) = {*tmp_path.glob("c/train-square-*")} - {first}
-    assert json.loads((other / "part.json").read_text())["part"]["seed"] == 5
+    assert json.loads((other / "part.json").read_text())["part"]["spec"]["seed"] == 5
     assert contents(first) == before
 
 

@@ -98,10 +98,10 @@ def attribute(
         settings["parameters"] = f"^({'|'.join(map(re.escape, names))})$"
     chosen = Settings(**settings)
     methods = chosen_methods(method, chosen.objective)
-    place = None if cache is None else Path(cache)
+    place, every = None if cache is None else Path(cache), method in (EVERY_METHOD, [EVERY_METHOD])
     question = question_about(source, train, queries, methods, chosen, device, place)
-    scores = answers(question, cache=place, top=top, device=device, engine=engine, every=method == EVERY_METHOD)
-    return scores if several or method == EVERY_METHOD else scores[methods[0].name]
+    scores = answers(question, cache=place, top=top, device=device, engine=engine, every=every)
+    return scores if several or every else scores[methods[0].name]
 
 
 def question_about(

@@ -375,4 +375,6 @@ def possible(opened: Opened) -> Opened:
             say(f"Left out: {method.name}: {error}")
     other = shallow_copy(opened)
     other.question = replace(opened.question, methods=tuple(found))
+    for name in ("required", "facts"):  # those of all methods
+        vars(other).pop(name, None)
     return other
