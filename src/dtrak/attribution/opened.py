@@ -202,7 +202,10 @@ class Opened:
         """Return the images of a side as the inputs of the model."""
         apart = side != "train" and self.queries_folder != self.folder
         folder = self.queries_folder if apart else Path(self.question.settings.latents or self.folder / "latents")
-        make = partial(model_inputs, self.model(), self.images(side), folder)
+        model, images = self.model(), self.images(side)
+        if side == "train" and model.conditions is not None:
+            model.conditions.check(images)  # before any work
+        make = partial(model_inputs, model, images, folder)
         return self.once(f"inputs of {side}", make, side != "train")
 
     def trajectories(self) -> Trajectories:
