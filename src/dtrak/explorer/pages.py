@@ -74,7 +74,9 @@ class Pages:
         self.version = token_hex(4)  # a part of images' addresses, so that browsers do not keep those of another start
         self.forms = asyncio.Semaphore(MAX_FORMS)
         self.decoding = asyncio.Lock()  # one at a time, as a large picture takes much memory
-        self.thumbnail = lru_cache(MAX_THUMBNAILS)(self._thumbnail)
+        self.thumbnail = lru_cache(MAX_THUMBNAILS)(
+            lambda entry, side: thumbnail(entry.images.pixels([entry.position])[0], side)
+        )
 
     def prepare_first(self) -> None:
         """Queue the work that the first question would wait for."""
@@ -143,9 +145,6 @@ class Pages:
         except DtrakError as error:  # its file was removed or replaced
             raise HTTPException(404, str(error)) from None
         return Response(content, media_type=kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
-
-    def _thumbnail(self, entry: Entry, side: int) -> tuple[bytes, str]:
-        return thumbnail(entry.images.pixels([entry.position])[0], side)
 
     def queries(self, request: Request) -> Response:
         """List the pictures of a set: one page of those that a search finds."""

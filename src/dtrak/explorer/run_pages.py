@@ -22,8 +22,7 @@ from dtrak.kernels.damping import Damping
 from dtrak.methods import Method
 from dtrak.models.prompts import prompts_of
 from dtrak.models.sampling import sample, to_pixels
-from dtrak.report.card import CardContent
-from dtrak.report.card import card as draw_card
+from dtrak.report.card import card
 from dtrak.report.sections import CREDIT_COLUMNS, MAX_GROUPS
 
 CARDS = {"png": "image/png", "pdf": "application/pdf"}
@@ -45,7 +44,7 @@ class RunPages(Pages):
             "/api/answer": self.of_picture,
             "/api/transpose": self.of_training_image,
             "/api/scores.csv": self.csv,
-            "/api/card.{ending}": self.card,
+            "/api/card.{ending}": self.card_file,
         }
 
     # work for the queue
@@ -104,7 +103,8 @@ class RunPages(Pages):
         """Return the scores of one of the pictures that were scored together."""
         values = _finite(scored.scores(damping, slice(entry.position, entry.position + 1)), damping)
         train, used = self.run.train_images, self.explored.used(scored.method, damping)
-        return Scores(values, train.ids, np.array([entry.id]), scored.method.name, train.columns, damping=used)
+        ids, name = np.array([entry.id]), scored.method.name
+        return Scores(values, train.ids, ids, name, train.columns, damping=used, train=train)
 
     def _asked(self, request: Request) -> tuple[str, Method, Damping]:
         """Return the set, the method and the damping of a request."""
@@ -237,22 +237,16 @@ class RunPages(Pages):
         headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
         return StreamingResponse(lines(), media_type="text/csv", headers=headers)
 
-    def card(self, request: Request) -> Response:
+    def card_file(self, request: Request) -> Response:
         """Send the attribution card of a picture."""
         ending = request.path_params["ending"]
         kind = look_up("kind of card", ending, CARDS)
         entry, scores = self._asked_picture(request)
-        content = CardContent(
-            run=self.run.folder.resolve().name,
-            summary=self.run.summary,
-            picture=entry.images.pixels([entry.position])[0],
-            scores=scores,
-            train=self.run.train_images,
-            trust=self.explored.trust.get(scores.method, ""),
-        )
+        picture, trust = entry.images.pixels([entry.position])[0], self.explored.trust.get(scores.method, "")
+        content = card(self.run, scores, picture, trust).file(ending)
         name = re.sub(r"[^A-Za-z0-9]+", "-", f"{entry.id}-{scores.method}")
         headers = {"Content-Disposition": f'attachment; filename="{name}-card.{ending}"'}
-        return Response(draw_card(content).file(ending), media_type=kind, headers=headers)
+        return Response(content, media_type=kind, headers=headers)
 
 
 def _finite(values: Array, damping: Damping) -> Array:

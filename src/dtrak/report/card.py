@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from dtrak.attribution.scores import Match, Scores
 from dtrak.errors import UsageError
 from dtrak.figures.style import AGAINST, FAINT, FOR, INK, PALE, STYLE, PaperFigure
-from dtrak.images.images import Images
 from dtrak.report.measured import trust_of, trust_words
 from dtrak.report.sections import CREDIT_COLUMNS
 from dtrak.runs.run import Run
@@ -30,63 +28,52 @@ WARNING = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class CardContent:
-    """What a card shows about one picture."""
-
-    run: str
-    summary: str
-    picture: NDArray[np.uint8]  # [H, W, C]
-    scores: Scores  # of this picture alone
-    train: Images  # the training images of the scores, in their order
-    trust: str
-
-
 def card_of_run(run: Run, picture: str, method: str | None = None) -> PaperFigure:
     """Draw the card of one of the pictures that were attributed last in a run."""
     asked = run.asked
     scores = run.scores(method or (None if asked is None else next(iter(asked["facts"]["methods"]))))
-    assert scores.queries is not None
-    assert scores.train is not None
     places = np.flatnonzero(scores.query_ids.astype(str) == picture)
     if not len(places):
         first, last = scores.query_ids[0], scores.query_ids[-1]
         raise UsageError(f"{run.folder} has no scores of the picture {picture!r}: there are {first} to {last}")
-    pixels = scores.queries.pixels([int(places[0])])[0]
-    words = trust_words(run, trust_of(run), scores.method)
-    name, summary = run.folder.resolve().name, run.summary
     one = scores.one(int(places[0]))
-    return card(CardContent(name, summary, pixels, one, scores.train, words))
+    assert one.queries is not None
+    return card(run, one, one.queries.pixels([0])[0], trust_words(run, trust_of(run), scores.method))
 
 
-def card(content: CardContent) -> PaperFigure:
-    """Draw a card."""
-    scores = content.scores
+def card(run: Run, scores: Scores, picture: NDArray[np.uint8], trust: str) -> PaperFigure:
+    """Draw the card of a picture [H, W, C], from its scores and from the words on how far to trust them."""
     (top,), (bottom,) = scores.top(PROPONENTS), scores.bottom(OPPONENTS)
+    column = next((one for one in CREDIT_COLUMNS if one in scores.columns), None)
     with matplotlib.rc_context(STYLE):
         figure = PaperFigure(figsize=SIZE)
         figure.text(0.05, 0.925, "Which training images made this picture?", fontsize=17, va="center")
-        figure.text(0.05, 0.875, f"{content.run} · {scores.query_ids[0]} · {content.summary}"[:LINE], color=FAINT)
-        _show(figure.add_axes((0.05, 0.42, 0.27, 0.40)), content.picture)
-        _row(figure, content, "Strongest proponents: training on them lowered the picture’s loss", top, 0.667, 0.093)
+        about = f"{run.folder.resolve().name} · {scores.query_ids[0]} · {run.summary}"
+        figure.text(0.05, 0.875, about[:LINE], color=FAINT)
+        _show(figure.add_axes((0.05, 0.42, 0.27, 0.40)), picture)
+        _row(figure, scores, "Strongest proponents: training on them lowered the picture’s loss", top, 0.667, 0.093)
         opponents = [one for one in bottom if one.score < 0]
-        _row(figure, content, "Strongest opponents: training on them raised it", opponents, 0.437, 0.062)
-        column = next((one for one in CREDIT_COLUMNS if one in scores.columns), None)
+        _row(figure, scores, "Strongest opponents: training on them raised it", opponents, 0.437, 0.062)
         if column is not None:
-            _credit(figure, content, column)
-        _small_print(figure, content)
+            _credit(figure, scores, column)
+        figure.text(0.05, 0.325, "How far to trust it", fontsize=9, va="center")
+        words = textwrap.wrap(trust.replace("`", ""), 44)
+        figure.text(0.05, 0.30, "\n".join(words), fontsize=7, va="top", linespacing=1.4)
+        method = f"Method {scores.method}" + ("" if scores.damping is None else f", damping {scores.damping}")
+        made = f"{method}. {scores.images:,} training images. dtrak {version('dtrak')}, {date.today().isoformat()}."
+        figure.text(0.05, 0.08, WARNING, fontsize=7, color=INK, va="center")
+        figure.text(0.05, 0.045, made, fontsize=7, color=FAINT, va="center")
     return figure
 
 
-def _row(
-    figure: PaperFigure, content: CardContent, title: str, found: Sequence[Match], bottom: float, side: float
-) -> None:
+def _row(figure: PaperFigure, scores: Scores, title: str, found: Sequence[Match], bottom: float, side: float) -> None:
     """Draw a row of training images with their scores and ids."""
+    assert scores.train is not None
     height = side * SIZE[0] / SIZE[1]
     figure.text(0.37, bottom + height + 0.03, title, fontsize=9, va="center")
     for place, match in enumerate(found):
         left = 0.37 + place * PITCH
-        _show(figure.add_axes((left, bottom, side, height)), content.train.pixels([match.position])[0])
+        _show(figure.add_axes((left, bottom, side, height)), scores.train.pixels([match.position])[0])
         colour = FOR if match.score > 0 else AGAINST
         figure.text(left, bottom - 0.025, number(match.score), fontsize=7.5, color=colour, weight="bold")
         figure.text(left, bottom - 0.05, str(match.id)[-20:], fontsize=6.5, color=FAINT)
@@ -96,9 +83,9 @@ def _row(
             figure.text(left, bottom - 0.073, said[:20], fontsize=6.5, color=FAINT)
 
 
-def _credit(figure: PaperFigure, content: CardContent, column: str) -> None:
+def _credit(figure: PaperFigure, scores: Scores, column: str) -> None:
     """Draw the largest shares of this picture's positive scores, with their 95% intervals."""
-    found = content.scores.credit(column)[:GROUPS]
+    found = scores.credit(column)[:GROUPS]
     figure.text(
         0.37, 0.325, f"Credit by {column}: share of the positive scores, and its 95% interval", fontsize=9, va="center"
     )
@@ -116,18 +103,6 @@ def _credit(figure: PaperFigure, content: CardContent, column: str) -> None:
     for row, one in enumerate(found):
         text = f"{100 * one.share:.1f}% ({100 * one.low:.1f} to {100 * one.high:.1f})"
         axes.text(1.03, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7)
-
-
-def _small_print(figure: PaperFigure, content: CardContent) -> None:
-    """Write how far to trust it, what it does not say, and who made it, when and how."""
-    scores = content.scores
-    figure.text(0.05, 0.325, "How far to trust it", fontsize=9, va="center")
-    words = textwrap.wrap(content.trust.replace("`", ""), 44)
-    figure.text(0.05, 0.30, "\n".join(words), fontsize=7, va="top", linespacing=1.4)
-    method = f"Method {scores.method}" + ("" if scores.damping is None else f", damping {scores.damping}")
-    made = f"{method}. {scores.images:,} training images. dtrak {version('dtrak')}, {date.today().isoformat()}."
-    figure.text(0.05, 0.08, WARNING, fontsize=7, color=INK, va="center")
-    figure.text(0.05, 0.045, made, fontsize=7, color=FAINT, va="center")
 
 
 def _show(axes: Axes, picture: NDArray[np.uint8]) -> None:
