@@ -4,8 +4,8 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from dtrak.attribution.index import Index
 from dtrak.attribution.index_building import add_images, remove_images
 from dtrak.errors import UsageError
 from dtrak.features.store import FeatureStore
-from dtrak.images.images import load_images
+from dtrak.images.images import Images, ImageSource, load_images
 
 OPTIONS = ("--timesteps", "2", "--projection-dim", "96", "--parameters", "conv_out")
 
@@ -40,7 +40,7 @@ def features(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture
 def folder(features: Path, tmp_path: Path) -> Path:
     own = Path(shutil.copytree(features, tmp_path / "own"))
-    asked = own / "cache" / "asked.json"
+    (asked,) = (own / "cache" / "questions").iterdir()
     asked.write_text(asked.read_text().replace(str(features), str(own)))
     return own
 
@@ -107,7 +107,7 @@ def test_images_are_added_and_removed_with_the_same_fit(folder: Path, capsys: py
     more = load_images(str(folder / "new.npz"))
     if set(more.ids.tolist()) & set(index.ids.tolist()):
         more = replace_ids(more)
-    index = add_images(index, more)
+    index = add_images(index, ImageSource(more))
     assert len(index) == 162
     found = index.search(more.first(3), top=4)
     assert [row[0].id for row in found.top(1)] == more.ids[:3].tolist()  # each is its own strongest proponent
@@ -122,12 +122,10 @@ def test_images_are_added_and_removed_with_the_same_fit(folder: Path, capsys: py
     with pytest.raises(UsageError, match="has no image nobody"):
         remove_images(index, ["nobody"])
     with pytest.raises(UsageError, match="already"):
-        add_images(index, more)
+        add_images(index, ImageSource(more))
 
 
-def replace_ids(images: Any) -> Any:
-    from dataclasses import replace
-
+def replace_ids(images: Images) -> Images:
     return replace(images, ids=images.ids + 10_000)
 
 
@@ -149,31 +147,41 @@ def test_faults_are_one_clear_line(folder: Path) -> None:
         folder, "index", "--cache", "cache", "--out", "other", "--method", "relative-if"
     )
     assert "not an index: it has no index.json" in refused(folder, "search", "model", *search[2:])
-    # a store that is half filled
+    # features that have changed, or that are gone
     (shard,) = folder.glob("cache/train-square-*/shard-00001.safetensors")
     content = shard.read_bytes()
     shard.unlink()
-    message = refused(folder, "index", "--cache", "cache", "--out", "other", "--method", "d-trak")
-    assert " is not complete: 1 of 5 files of features are missing" in message
-    # features that have changed, or that are gone
     assert "missing or damaged" in refused(folder, *search, code=1)
     shard.write_bytes(shard.with_name("shard-00000.safetensors").read_bytes())
     assert "have changed since the index was made" in refused(folder, *search, code=1)
     shard.write_bytes(content)
-    # another model, or other images
+    # another model
     path = folder / "index/index.json"
-    description = json.loads(path.read_text())
-    path.write_text(json.dumps({**description, "fingerprint": "0"}))
-    assert "is not the model that index was made with" in refused(folder, *search)
-    path.write_text(json.dumps({**description, "segments": 3}))
+    text = path.read_text()
+    facts = json.loads(text)["question"]["facts"]
+    path.write_text(text.replace(facts["model"]["weights"], "0"))
+    message = refused(folder, *search)
+    assert "is not the model that" in message
+    assert message.endswith("was made with: the weights of the model have changed")
+    path.write_text(json.dumps({**json.loads(text), "segments": 3}))
     assert "index.json is not that of an index" in refused(folder, *search, code=1)
-    arrays = dict(np.load(folder / "train.npz"))
-    np.savez(folder / "train.npz", **{name: array[:100] for name, array in arrays.items()})
-    message = refused(folder, "index", "--cache", "cache", "--out", "other", "--method", "d-trak")
-    assert "train.npz holds 100 images now, but the features in cache are of 150" in message
     (folder / "train.npz").unlink()
     assert "train.npz" in refused(folder, "index", "--cache", "cache", "--out", "other", "--method", "d-trak")
     assert not (folder / "other").exists()
+
+
+def test_an_index_is_of_the_images_that_there_are_now(folder: Path) -> None:
+    """Features that a folder lacks are computed, and rows of the same images are copied."""
+    expected = content(made(folder, "--method", "d-trak").folder)
+    (shard,) = folder.glob("cache/train-square-*/shard-00001.safetensors")
+    shard.unlink()
+    shutil.rmtree(folder / "index")
+    assert content(made(folder, "--method", "d-trak").folder) == expected
+    arrays = dict(np.load(folder / "train.npz"))
+    np.savez(folder / "train.npz", **{name: array[:100] for name, array in arrays.items()})
+    index = made(folder, "--method", "d-trak")
+    assert index.ids.tolist() == list(range(100))
+    assert len(list(folder.glob("cache/train-square-*"))) == 2
 
 
 def content(folder: Path) -> dict[str, bytes]:

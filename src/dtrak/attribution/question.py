@@ -128,13 +128,13 @@ def images_given(given: ImageSource) -> dict[str, Any]:
 
 
 def kept_question(cache: Path, methods: str | None) -> Question:
-    """Return the question that features in a folder were made for; of several, the latest that `methods` fit."""
-    found = [Question.load(path) for path in sorted((cache / QUESTIONS).glob("*.json"), key=os.path.getmtime)]
-    names = None if methods is None else set(methods.split(","))
-    fitting = [one for one, _ in found if names is None or names <= {method.name for method in one.methods}]
-    if not fitting:
+    """Return the question that features in a folder were made for; of several, the latest with these `methods`."""
+    found = [Question.load(path)[0] for path in sorted((cache / QUESTIONS).glob("*.json"), key=os.path.getmtime)]
+    names = set() if methods is None else set(methods.split(","))
+    if not found:
         raise UsageError(
             f"{cache} does not say which model and images its features are of: `dtrak attribute --model … --train … "
             f"--cache {cache}` makes features that do"
         )
-    return fitting[-1]
+    fitting = [one for one in found if names <= {method.name for method in one.methods}]
+    return (fitting or found)[-1]
