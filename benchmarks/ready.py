@@ -12,8 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dtrak.attribution.benchmark_folder import Benchmark
-from dtrak.evaluation.comparison import compare
-from dtrak.evaluation.run_evaluation import save_comparison
+from dtrak.evaluation.comparison import compare, save_comparison
 from dtrak.files import write_json
 from dtrak.methods import METHODS
 from dtrak.runs.drawing import generate

@@ -25,13 +25,13 @@ from dtrak.evaluation.counterfactual import (
     Redrawing,
     choose_pictures,
     cosines,
+    counterfactual_run,
     embeddings,
     evaluate_counterfactual,
     highest,
     l2_distances,
     unique_sets,
 )
-from dtrak.evaluation.run_evaluation import counterfactual_run
 from dtrak.evaluation.training_jobs import TrainingJob
 from dtrak.features.encoders import load_encoder
 from dtrak.methods import METHODS

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from dtrak.attribution.scores import Scores, load_scores, save_scores
 from dtrak.attribution.self_influence import self_influence_by_class
 from dtrak.errors import DtrakError, UsageError
-from dtrak.evaluation.comparison import Comparison, Result
+from dtrak.evaluation.comparison import Comparison, Result, save_comparison
 from dtrak.evaluation.counterfactual import Counterfactual, Effect, write_result
 from dtrak.evaluation.lds import LDS
-from dtrak.evaluation.run_evaluation import save_comparison
 from dtrak.features.store import Cost
 from dtrak.figures import html_pictures
 from dtrak.figures.html_pictures import ShownPicture, embedded

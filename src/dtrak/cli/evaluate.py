@@ -69,8 +69,7 @@ def lds(
     _check_files(out, table)
 
     from dtrak.attribution.benchmark_folder import Benchmark
-    from dtrak.evaluation.comparison import check_comparison, compare
-    from dtrak.evaluation.run_evaluation import save_comparison
+    from dtrak.evaluation.comparison import check_comparison, compare, save_comparison
     from dtrak.files import kept_until_done, write_text
     from dtrak.runs.run_questions import settings_of
 
@@ -172,7 +171,7 @@ def counterfactual(
 
     from dtrak.engines import make_engine
     from dtrak.evaluation import counterfactual as evaluation
-    from dtrak.evaluation.run_evaluation import counterfactual_run
+    from dtrak.evaluation.counterfactual import counterfactual_run
     from dtrak.report.run_figures import save_counterfactual_figures
     from dtrak.runs.run_questions import settings_of
 
@@ -223,7 +222,7 @@ def credit(
 
     from dtrak.engines import make_engine
     from dtrak.evaluation.benchmark_making import RetrainingSettings, check_queries
-    from dtrak.evaluation.run_evaluation import credit_run
+    from dtrak.evaluation.left_out import credit_run
     from dtrak.files import write_json
     from dtrak.runs.run import BENCHMARK
     from dtrak.runs.run_questions import settings_of

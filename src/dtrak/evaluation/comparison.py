@@ -27,12 +27,15 @@ from dtrak.errors import UsageError, check_known
 from dtrak.evaluation.lds import LDS, ceiling, evaluate_lds, mean_lds, perfect_lds
 from dtrak.features.encoders import load_encoder
 from dtrak.features.store import Cost
+from dtrak.files import write_text
+from dtrak.fingerprints import hash_of
 from dtrak.gradients.objectives import OBJECTIVES
 from dtrak.images.images import ImageSource
 from dtrak.kernels.damping import GRIDS, Damping, for_scaled
 from dtrak.methods import EVERY_METHOD, Method, chosen_methods
 from dtrak.methods.method import Embeddings, Gradients, Outcomes
 from dtrak.models.model_source import ModelSource
+from dtrak.runs.run import Run
 from dtrak.tables import Cell, Entry, Table
 
 MIN_SUBSETS = 2  # a rank correlation needs as many
@@ -203,6 +206,12 @@ def compare(
     facts = {**opened.facts, "settings": {**opened.facts["settings"], "damping": damping}}
     asked = replace(question, methods=chosen).asked(facts)
     return Comparison(results, ceiling(reported.losses), *counts, note, asked, used, scale, losses.shape[1])
+
+
+def save_comparison(run: Run, comparison: Comparison) -> None:
+    """Write a comparison into the run's folder lds/, with a file for each question, for the report."""
+    about = [comparison.question["facts"], comparison.subsets, comparison.queries, dict(comparison.settings)]
+    write_text(run.folder / "lds" / f"{hash_of(about)}.json", comparison.json())
 
 
 def uses_retrained(method: Method) -> bool:

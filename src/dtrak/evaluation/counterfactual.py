@@ -13,7 +13,7 @@ Queries, methods and timesteps that remove the same images share one training.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dtrak.attribution.answer import score
+from dtrak.attribution.settings import Settings
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
 from dtrak.evaluation.training_jobs import Arrays, Retraining, TrainingJob, results
-from dtrak.features.encoders import BATCH_SIZE, Encoder
+from dtrak.features.encoders import BATCH_SIZE, Encoder, load_encoder
 from dtrak.features.trajectories import SEED, Trajectories, not_as_drawn, seeds_of
 from dtrak.files import as_npz, write_bytes, write_json
-from dtrak.images.images import Images
+from dtrak.fingerprints import Facts
+from dtrak.images.images import Images, ImageSource
+from dtrak.kernels.damping import Damping
+from dtrak.methods import Method
+from dtrak.methods.method import Gradients
 from dtrak.models import DiffusionModel
 from dtrak.models.sampling import sample, to_pixels
 from dtrak.runs.run import TRAININGS, Run, versions
+from dtrak.runs.run_questions import opened_run, question_of
 from dtrak.tables import Cell, Entry, Table
 
 DEFAULT_PICTURES = 60  # drawn again, unless the user or the recipe says otherwise
@@ -214,6 +221,39 @@ class Counterfactual:
         }
 
 
+def counterfactual_run(
+    redrawing: Redrawing,
+    methods: Sequence[Method],
+    settings: Settings,
+    engine: Engine,
+    *,
+    cache: Path | None = None,
+    gradient_engine: Engine | None = None,
+) -> list[Counterfactual]:
+    """Retrain the run's model without the images that methods score highest, and compare the pictures it draws.
+
+    Methods that use gradients along a picture's trajectory have other scores at each timestep; all other methods have
+    the same scores at every timestep.
+    """
+    run, damping = redrawing.run, Damping.parse(settings.damping)
+    encoder = load_encoder(str(settings.encoder), str(redrawing.model.device))
+    asked: Facts = {}
+
+    def scored(chosen: Sequence[Method], step: TrajectoryStep) -> dict[str, NDArray[np.float32]]:
+        nonlocal asked
+        question = question_of(run, ImageSource(redrawing.queries), chosen, replace(settings, step=step))
+        opened = opened_run(run, question, cache=cache, device=redrawing.device, engine=gradient_engine)
+        asked = asked or question.asked(opened.facts)
+        return {one.name: score(opened, replace(one, self_influence=False), [damping])[0][0] for one in chosen}
+
+    first, *others = redrawing.steps
+    scores = {first: scored(methods, first)}
+    along = [one for one in methods if isinstance(one.needs, Gradients) and one.needs.queries == "trajectories"]
+    for step in others:
+        scores[step] = scores[first] | (scored(along, step) if along else {})
+    return evaluate_counterfactual(redrawing, scores, encoder, engine, asked)
+
+
 def evaluate_counterfactual(
     redrawing: Redrawing,
     scores: Mapping[TrajectoryStep, Mapping[str, NDArray[np.float32]]],
@@ -233,7 +273,6 @@ def evaluate_counterfactual(
     found = []
     for step in scores:
         rows = [index for index, (one, _) in enumerate(pairs) if one == step]
-        pictures = {pairs[row][1]: drawn[row] for row in rows}
         settings = {
             "train": len(redrawing.run.train_images),
             "removed": redrawing.remove,
@@ -246,22 +285,14 @@ def evaluate_counterfactual(
             "fingerprints": {"model": redrawing.model.fingerprint, "train": redrawing.run.train_images.fingerprint},
             "versions": versions(),
         }
-        effects = compare(originals[step], pictures, encoder)
+        effects, vectors = [], embeddings(encoder, originals[step].pixels)
+        for row in rows:
+            pixels, l2 = drawn[row].pixels, l2_distances(originals[step].latents, drawn[row].latents)
+            effects.append(Effect(pairs[row][1], pixels, l2, cosines(vectors, embeddings(encoder, pixels))))
         result = Counterfactual(step, redrawing.queries, originals[step].pixels, effects, settings)
         write_result(result, redrawing.folder(step))
         found.append(result)
     return found
-
-
-def compare(originals: Drawn, drawn: Mapping[str, Drawn], encoder: Encoder) -> list[Effect]:
-    """Measure how far each method's pictures are from the originals."""
-    vectors = embeddings(encoder, originals.pixels)
-    effects = []
-    for method, of_method in drawn.items():
-        pixels = of_method.pixels
-        cosine = cosines(vectors, embeddings(encoder, pixels))
-        effects.append(Effect(method, pixels, l2_distances(originals.latents, of_method.latents), cosine))
-    return effects
 
 
 def highest(values: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
@@ -312,7 +343,10 @@ def table(results: Sequence[Counterfactual]) -> Table:
             for values, form in ((effect.l2, ".2f"), (effect.cosine, ".3f")):
                 row += [Cell(float(one), f"{one:{form}}") for one in np.percentile(values, [50, 25, 75])]
             if paired:
-                row += _more_than_control(result, effect)
+                more = effect.l2 - next(one.l2 for one in result.effects if one.method == CONTROL)
+                shown = effect.method != CONTROL and len(more) > 1
+                numbers = [float(more.mean()), float(more.std(ddof=1) / len(more) ** 0.5)] if shown else [None, None]
+                row += [Cell(one, "–" if one is None else f"{one:.2f}") for one in numbers]
             rows.append(row)
     settings = results[0].settings
     notes = [
@@ -325,16 +359,6 @@ def table(results: Sequence[Counterfactual]) -> Table:
     if at_steps:
         notes[0] += " t: the timestep at which the models' estimates of the picture are compared."
     return Table(heads, rows, notes=notes)
-
-
-def _more_than_control(result: Counterfactual, effect: Effect) -> list[Entry]:
-    """Return the mean over pictures of ℓ2 − ℓ2 of the control, and its standard error."""
-    control = next(one for one in result.effects if one.method == CONTROL)
-    if effect is control or len(effect.l2) < 2:
-        return [Cell(None, "–"), Cell(None, "–")]
-    more = effect.l2 - control.l2
-    values = float(more.mean()), float(more.std(ddof=1) / len(more) ** 0.5)
-    return [Cell(one, f"{one:.2f}") for one in values]
 
 
 def write_result(result: Counterfactual, folder: Path) -> None:

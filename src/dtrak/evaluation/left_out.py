@@ -11,23 +11,28 @@ the generated pictures again, from their seeds and prompts. For a method's credi
     picture = the same as rank, with the distance of the pictures drawn with g and without it in place of Δ
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrak.attribution.answer import answer
+from dtrak.attribution.settings import Settings
 from dtrak.engines import Engine
 from dtrak.errors import UsageError
-from dtrak.evaluation.benchmark_making import RetrainingSettings
+from dtrak.evaluation.benchmark_making import RetrainingSettings, queries_of
 from dtrak.evaluation.lds import spearman
 from dtrak.evaluation.training_jobs import Retraining, TrainingJob, results
 from dtrak.features.trajectories import SEED, seeds_of
-from dtrak.images.images import Images
+from dtrak.images.images import Images, ImageSource
 from dtrak.images.metadata import plain_column
+from dtrak.methods import Method
 from dtrak.noise import stream
 from dtrak.runs.run import TRAININGS, Run
+from dtrak.runs.run_questions import opened_run, question_of
 from dtrak.tables import Cell, Entry, Table
 
 Floats = NDArray[np.float64]
@@ -55,6 +60,29 @@ class LeftOut:
             raise UsageError("the run has no generated pictures with seeds, so none could be drawn again")
         differences = (self.pictures[:-1] - self.pictures[-1]).reshape(*self.pictures[:-1].shape[:3], -1)
         return np.moveaxis(np.linalg.norm(differences.astype(np.float64), axis=-1), 0, -1)
+
+
+def credit_run(
+    run: Run,
+    by: str,
+    kind: str,
+    methods: Sequence[Method],
+    settings: Settings,
+    retraining: RetrainingSettings,
+    engine: Engine,
+    device: str,
+    *,
+    highest: int | None = None,
+    cache: Path | None = None,
+    gradient_engine: Engine | None = None,
+) -> "CreditComparison":
+    """Compare the methods' credit by a column, from all or the `highest` scores, with trainings without each group."""
+    queries = queries_of(run, retraining)
+    left_out = leave_groups_out(run, by, retraining, engine, queries, device)
+    question = question_of(run, ImageSource(queries[kind]), methods, settings)
+    scores = answer(opened_run(run, question, cache=cache, device=device, engine=gradient_engine, one_damping=True))
+    credit = {name: one.only_highest(highest).groups(by).shares for name, one in scores.items()}
+    return compare_credit(credit, left_out, kind)
 
 
 def leave_groups_out(

@@ -61,7 +61,7 @@ class Retraining:
     outputs: Outputs = Outputs()
     keep_weights: bool = False
     device: str = "cpu"
-    base: str | None = None  # a hash of the weights that training does not change; None if all are new
+    base: str | None = None  # a hash of what training does not change: weights, noise process; None if all is new
     threads: int = 1  # of each job
 
     @classmethod
@@ -81,7 +81,7 @@ class Retraining:
             state, trained = model.network.state_dict(), model.trained_weights
             parts = [part for part in (model.autoencoder, model.conditions) if part is not None]
             weights = of_tensors({name: value for name, value in state.items() if name not in trained})
-            base = hash_of([weights, *(part.facts for part in parts)])
+            base = hash_of([weights, model.process.facts, *(part.facts for part in parts)])
         threads = threads_per_job(run.recipe, model, train.condition([0]))
         return cls(run.recipe, train, masks, inputs, base=base, threads=threads, **more)
 
