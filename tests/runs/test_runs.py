@@ -48,7 +48,9 @@ def test_versions_and_seeds_are_written_down(finished_run: Path) -> None:
     assert json.loads((finished_run / "run.json").read_text()) == versions()
     written = yaml.safe_load((finished_run / "recipe.yaml").read_text())
     assert [written[section]["seed"] for section in ("training", "generation", "attribution")] == [0, 0, 0]
-    assert json.loads((finished_run / "attribution.json").read_text())["seed"] == 0
+    asked = Run.open(finished_run).asked
+    assert asked is not None
+    assert asked["given"]["settings"]["seed"] == 0
 
 
 def test_another_recipe_is_refused_by_the_field_that_differs(own_run: Path, tmp_path: Path) -> None:
@@ -67,7 +69,9 @@ def test_what_no_model_depends_on_may_change(own_run: Path, tmp_path: Path) -> N
     assert {file: file.stat().st_mtime_ns for file in (own_run / "model").rglob("*")} == weights
     assert Run.open(own_run).recipe.generation.count == 2
     assert len(list((own_run / "generated").glob("*.png"))) == 2
-    assert json.loads((own_run / "attribution.json").read_text())["timesteps"] == 3
+    asked = Run.open(own_run).asked
+    assert asked is not None
+    assert asked["given"]["settings"]["timesteps"] == 3
 
 
 def test_a_setting_of_the_network_that_only_one_recipe_has_is_named(own_run: Path) -> None:

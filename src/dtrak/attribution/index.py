@@ -65,6 +65,19 @@ class Description:
     version: int = 2
 
 
+def read_description(folder: str | Path) -> Description:
+    """Read index.json; refuse a folder that has none."""
+    path = Path(folder) / FILE
+    try:
+        return TypeAdapter(Description).validate_python(json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        raise UsageError(f"{folder} is not an index: it has no {FILE} (`dtrak index` makes one)") from None
+    except ValidationError as error:
+        raise DtrakError(f"{path} is not that of an index: {first_mistake(error)}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DtrakError(f"{path} is not that of an index: {error}") from None
+
+
 class Index:
     """An index on disk. `dtrak index` or `build_index` makes one.
 
@@ -84,15 +97,7 @@ class Index:
     @classmethod
     def open(cls, folder: str | Path) -> "Index":
         """Open an index; refuse a folder that is none, or one whose features have changed."""
-        path = Path(folder) / FILE
-        try:
-            found = cls(Path(folder), TypeAdapter(Description).validate_python(json.loads(path.read_text("utf-8"))))
-        except FileNotFoundError:
-            raise UsageError(f"{folder} is not an index: it has no {FILE} (`dtrak index` makes one)") from None
-        except ValidationError as error:
-            raise DtrakError(f"{path} is not that of an index: {first_mistake(error)}") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise DtrakError(f"{path} is not that of an index: {error}") from None
+        found = cls(Path(folder), read_description(folder))
         for segment in found.description.segments:
             for objective, store in found.stores(segment).items():
                 if store.digest != segment.digests[objective]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dtrak.attribution.compressing import Part, compressed, compressing_matrices
 from dtrak.attribution.depends import what_changed
 from dtrak.attribution.formula_inputs import inputs_of
-from dtrak.attribution.index import FILE, Description, Index, Segment
+from dtrak.attribution.index import FILE, Description, Index, Segment, read_description
 from dtrak.attribution.opened import Opened
 from dtrak.attribution.question import images_given
 from dtrak.attribution.required_gradients import objectives_of, spec_of
@@ -64,7 +64,7 @@ def build_index(opened: Opened, out: Path, numbers: int = NUMBERS) -> Index:
 def check_free(out: Path) -> None:
     """Refuse to replace a folder that is not an index, or an index with images that were added to it."""
     if (out / FILE).is_file():
-        if len(Index.open(out).description.segments) > 1:
+        if len(read_description(out).segments) > 1:
             raise UsageError(f"{out} has images that were added to it, which would be lost: give another --out")
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not an index, and would be replaced: give another --out")
