@@ -89,7 +89,7 @@ class Found:
 
 def main() -> None:
     given, began = parse(), time.monotonic()
-    import dtrak.cli.whole_run  # noqa: F401  # commands are forked from here, with all of it imported
+    import dtrak.cli.run_commands  # noqa: F401  # commands are forked from here, with all of it imported
 
     importing = time.monotonic() - began
     with TemporaryDirectory() as folder, ProcessPoolExecutor(AT_A_TIME, forked) as pool:

@@ -22,17 +22,16 @@ processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
     [
         "sklearn.datasets",
-        "dtrak.cli.elsewhere",
-        "dtrak.cli.whole_run",
-        "dtrak.attribution.index_building",
-        "dtrak.evaluation.cost",
-        "dtrak.explorer.run_pages",
+        "dtrak.cli.attribute_command",
+        "dtrak.cli.evaluate_commands",
+        "dtrak.cli.index_commands",
+        "dtrak.cli.list_commands",
+        "dtrak.cli.run_commands",
         "dtrak.models.families.unet2d",
         "diffusers.models.unets.unet_2d",
         "diffusers.pipelines.ddpm.pipeline_ddpm",
         "diffusers.schedulers.scheduling_flow_match_euler_discrete",
         "peft",
-        "dtrak.runs.run_questions",
     ]
 )
 

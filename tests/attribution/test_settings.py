@@ -32,10 +32,9 @@ def test_recipes_have_every_setting_and_the_method() -> None:
     assert asdict(load_recipe("digits").attribution) == asdict(Settings()) | {"method": None}
 
 
-def test_commands_have_an_option_for_every_setting_with_a_help_text() -> None:
-    commands = {command.name or command.callback.__name__: command.callback for command in app.registered_commands}
-    typed = {name for name, one in OPTIONS.items() if one.is_typed}
-    assert typed | {"damping"} >= {"timesteps", "projection_dim", "objective", "parameters", "seed", "dtype"}
+def test_commands_have_an_option_for_every_setting_that_is_typed() -> None:
+    typed = {f"--{name.replace('_', '-')}" for name, one in OPTIONS.items() if one.is_typed}
+    assert typed >= {"--timesteps", "--projection-dim", "--objective", "--parameters", "--seed", "--dtype", "--damping"}
     assert all(one.help for one in OPTIONS.values())
     for name in ("attribute", "serve"):
-        assert typed <= inspect.signature(commands[name]).parameters.keys()
+        assert typed <= {one.name for one in app[name].assemble_argument_collection()}

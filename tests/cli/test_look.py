@@ -3,17 +3,16 @@
 import re
 import signal
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx2
 import numpy as np
 import pytest
 from PIL import Image
-from typer.main import get_command
 
-from commands import dtrak, dtrak_fresh, dtrak_started
-from dtrak.cli.commands import app
-from dtrak.cli.help import GROUPS
+from commands import dtrak, dtrak_started
+from dtrak.attribution.settings import OPTIONS
 from dtrak.report.card import card_of_run
 from dtrak.report.measured import trust_of
 from dtrak.runs.ready import ready_run
@@ -25,15 +24,13 @@ def ready(tmp_path: Path) -> Run:
     return ready_run(tmp_path / "ready")
 
 
-def every_command() -> dict[str, object]:
-    commands = dict(get_command(app).commands)  # type: ignore[attr-defined]
-    return commands | commands.pop("evaluate").commands
-
-
-@pytest.mark.parametrize("name", list(every_command()))
-def test_every_option_has_a_group(name: str) -> None:
-    names = {one.name for one in every_command()[name].params if one.param_type_name == "option"}  # type: ignore[attr-defined]
-    assert names <= {*GROUPS, "help"}
+@pytest.mark.parametrize("name", ["attribute", "serve", "index", "evaluate lds", "evaluate counterfactual"])
+def test_help_has_every_option_of_scoring_in_its_group(name: str, tmp_path: Path) -> None:
+    told = dtrak(*name.split(), "--help", cwd=tmp_path).out
+    heads = [line.split()[1:-1] for line in told.splitlines() if line.startswith("╭")]
+    assert [" ".join(words) for words in heads][-2:] == ["How features and scores are made", "Where it runs"]
+    for option in ("cache", "engine", "workers", "address", *(name for name, one in OPTIONS.items() if one.is_typed)):
+        assert re.search(rf"^│ +--{option.replace('_', '-')} ", told, re.MULTILINE), option
 
 
 def test_a_piped_table_has_one_line_for_each_row(tmp_path: Path) -> None:
@@ -118,6 +115,18 @@ def test_the_shipped_run_replaces_nothing(tmp_path: Path) -> None:
 
 
 def test_completion_is_offered(tmp_path: Path) -> None:
-    outcome = dtrak_fresh(cwd=tmp_path, _DTRAK_COMPLETE="source_bash")  # --show-completion needs a shell around it
+    outcome = dtrak("--show-completion", "bash", cwd=tmp_path)
     assert outcome.code == 0, outcome.err
-    assert "_DTRAK_COMPLETE=complete_bash" in outcome.out
+    assert "complete" in outcome.out
+    assert "attribute" in outcome.out
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    outcome = dtrak("--version", cwd=tmp_path)
+    assert (outcome.code, outcome.out) == (0, f"{version('dtrak')}\n")
+
+
+def test_what_may_have_been_meant_is_suggested(tmp_path: Path) -> None:
+    for typed, meant in {"atribute run": "attribute", "attribute run --projection-di 3": "--projection-dim"}.items():
+        outcome = dtrak(*typed.split(), cwd=tmp_path)
+        assert (outcome.code, f"Did you mean {meant}?" in outcome.error) == (2, True), outcome.err

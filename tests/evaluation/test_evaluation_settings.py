@@ -1,11 +1,10 @@
 """The section `evaluation` of recipes, the options of `dtrak evaluate lds` and `RetrainingSettings` agree."""
 
-import inspect
 from dataclasses import fields
 
 import pytest
 
-from dtrak.cli.evaluate import app
+from dtrak.cli.commands import app
 from dtrak.evaluation.benchmark_making import RetrainingSettings
 from dtrak.runs.recipes.schema import Evaluation
 
@@ -21,8 +20,6 @@ def test_a_recipe_has_the_settings_of_retraining_by_name_and_leaves_defaults_to_
 
 @pytest.mark.parametrize("name", sorted(DEFAULTS.keys() - {"seed", "generated", "keep_models"}))
 def test_the_help_text_shows_the_default(name: str) -> None:
-    commands = {command.callback.__name__: command.callback for command in app.registered_commands}
-    option = inspect.signature(commands["lds"]).parameters[OPTIONS.get(name, name)]
-    assert option.default is None
-    shown = option.annotation.__metadata__[0].show_default
-    assert shown == ("all" if DEFAULTS[name] is None else str(DEFAULTS[name]))
+    typed = f"--{OPTIONS.get(name, name).replace('_', '-')}"
+    option = next(one for one in app["evaluate"]["lds"].assemble_argument_collection() if one.name == typed)
+    assert option.parameter.show_default == ("all" if DEFAULTS[name] is None else str(DEFAULTS[name]))

@@ -82,7 +82,7 @@ class Settings:
     ] = None
     damping: Annotated[
         float | str,
-        Option("λ: auto, spectrum, a fraction of the mean eigenvalue, or absolute:5.", "scores", "D", is_typed=False),
+        Option("auto; spectrum, a cheaper rule; a fraction of the mean eigenvalue; or absolute:5.", "scores", "λ"),
     ] = "auto"
     checkpoints: Annotated[
         str | Path | None,

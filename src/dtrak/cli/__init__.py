@@ -1,5 +1,5 @@
 """The command line: `dtrak …`."""
 
-from dtrak.cli.commands import main
+from dtrak.cli.main import main
 
 __all__ = ["main"]
