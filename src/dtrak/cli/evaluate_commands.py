@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from dtrak.attribution.benchmark_folder import Benchmark
 from dtrak.checks import shortened
@@ -96,7 +96,7 @@ class Retraining(TypedDict, total=False):
     keep_models: Annotated[bool, Parameter(help="Keep the retrained models, which ensembles need.")]
 
 
-TypedRetraining = Annotated[Retraining, Parameter("*", group="How models are retrained")]
+TypedRetraining = Annotated[Retraining, Parameter("*", group=Group("How models are retrained", sort_key=2))]
 AS_BEFORE: Retraining = {}
 
 

@@ -57,7 +57,7 @@ def fastest(device: str | None) -> str:
     return device or devices()[0]
 
 
-HOW, WHERE = Group("How features and scores are made", sort_key=1), Group("Where it runs", sort_key=2)
+HOW, WHERE = Group("How features and scores are made", sort_key=1), Group("Where it runs", sort_key=3)
 
 Place = Annotated[Path, Parameter(converter=some_path)]
 RunFolder = Annotated[Path, Parameter("RUN", help="The folder of a run.")]

@@ -58,7 +58,7 @@ class Run:
 
     >>> import dtrak
     >>> run = dtrak.open_run("runs/digits")
-    >>> len(run.train_images), run.model().timesteps
+    >>> len(run.train_images), run.model().process.timesteps
     (1000, 1000)
     """
 
