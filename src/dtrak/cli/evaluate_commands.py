@@ -38,8 +38,9 @@ from dtrak.evaluation.benchmark_making import (
     make_benchmark,
     queries_of,
 )
-from dtrak.evaluation.comparison import CHOSEN, MIN_SUBSETS, check_comparison, compare
-from dtrak.evaluation.run_evaluation import counterfactual_run, credit_run, save_comparison
+from dtrak.evaluation.comparison import CHOSEN, MIN_SUBSETS, check_comparison, compare, save_comparison
+from dtrak.evaluation.counterfactual import counterfactual_run
+from dtrak.evaluation.left_out import credit_run
 from dtrak.files import check_writable, kept_until_done, write_json, write_text
 from dtrak.methods import EVERY_METHOD
 from dtrak.report.run_figures import save_counterfactual_figures
