@@ -28,7 +28,9 @@ def answer(opened: Opened, top: int | None = None) -> dict[str, Scores]:
             for side in ("train", "queries", "trajectories"):
                 if getattr(required, side):
                     opened.stores(spec, side, member)
-    return {method.name: answer_by(opened, method, top) for method in opened.question.methods}
+    scores = {method.name: answer_by(opened, method, top) for method in opened.question.methods}
+    opened.remember()
+    return scores
 
 
 def answer_by(opened: Opened, method: Method, top: int | None = None) -> Scores:

@@ -93,6 +93,12 @@ class Opened:
             other.facts = {**self.facts, "queries": queries.facts}
         return other
 
+    def remember(self) -> None:
+        """Keep what was found in image files; a refused question leaves nothing."""
+        for source in (self.question.train, self.question.queries):
+            if source is not None and isinstance(source.memory, Remembered):
+                source.memory.save()
+
     def once(self, part: Any, make: Callable[[], Made], of_queries: bool = False) -> Made:
         """Return what `make` makes of these facts; it is called once for equal ones."""
         kept, name = self._of_queries if of_queries else self._shared, hash_of(part)
@@ -128,9 +134,6 @@ class Opened:
         }
         if any(isinstance(one.needs, Embeddings) for one in question.methods):
             now["encoder"] = of_object(self.encoder)
-        for source in (question.train, question.queries):
-            if source is not None and isinstance(source.memory, Remembered):
-                source.memory.save()
         if any(isinstance(one.needs, Outcomes) for one in question.methods):
             now["outcomes"] = self.benchmark.fingerprint
         return now
