@@ -68,7 +68,7 @@ def compare(found: np.ndarray, network: Any, loss: Any) -> None:
 
 def test_a_score_based_model(tmp_path: Path) -> None:
     """NCSN++ works on pixels in [0, 1] and predicts −ε / σ; its loss is the mean of (σ · score + ε)²."""
-    scheduler, network = ScoreSdeVeScheduler(num_train_timesteps="uniform:1000"), unet(time_embedding_type="fourier")
+    scheduler, network = ScoreSdeVeScheduler(num_train_timesteps=1000), unet(time_embedding_type="fourier")
     ScoreSdeVePipeline(network, scheduler).save_pretrained(tmp_path / "model")
     model = load_model(str(tmp_path / "model"))
     assert model.process.timesteps == 1000

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from commands import dtrak, dtrak_started
 from dtrak.errors import DtrakError
-from dtrak.files import alone_in
+from dtrak.files import MACHINE, alone_in
 from dtrak.images.images import load_images
 from dtrak.models import load_model
 from dtrak.models.memory import MEMORY_SHARE
@@ -25,6 +25,7 @@ from dtrak.runs.training import Trainer
 
 MakeRecipe = Callable[..., Path]
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
+KILLED = f"dtrak-{MACHINE}-{2**22 + 1}-0.tmp"  # ends the names of what a process wrote that is gone
 
 
 def weights(model_folder: Path) -> bytes:
@@ -234,9 +235,9 @@ def test_killed_again_and_again_it_ends_with_the_same_weights_bit_for_bit(recipe
 def test_leftovers_of_a_kill_are_neither_read_nor_kept(recipe: MakeRecipe, tmp_path: Path, finished_run: Path) -> None:
     run = tmp_path / "run"
     Run.create(run, load_recipe(str(recipe())))  # as a killed command leaves it
-    (run / ".model.01234567.tmp" / "unet").mkdir(parents=True)
-    (run / "checkpoints" / ".step-000002.01234567.tmp").mkdir(parents=True)
-    (run / ".training.safetensors.01234567.tmp").write_bytes(b"half a file")
+    (run / f".model.{KILLED}" / "unet").mkdir(parents=True)
+    (run / "checkpoints" / f".step-000002.{KILLED}").mkdir(parents=True)
+    (run / f".training.safetensors.{KILLED}").write_bytes(b"half a file")
     (run / "training.safetensors").write_bytes(b"damaged")
     assert dtrak("train", recipe(), "--out", "run", cwd=tmp_path).code == 0
     assert not list(run.rglob(".*.tmp"))

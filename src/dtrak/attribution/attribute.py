@@ -98,6 +98,8 @@ def attribute(
         settings["parameters"] = f"^({'|'.join(map(re.escape, names))})$"
     chosen = Settings(**settings)
     methods = chosen_methods(method, chosen.objective)
+    if not isinstance(cache, str | Path | None):
+        raise UsageError(f"{cache!r} is a {type(cache).__name__}: give the path of a folder")
     place, every = None if cache is None else Path(cache), method in (EVERY_METHOD, [EVERY_METHOD])
     question = question_about(source, train, queries, methods, chosen, device, place)
     scores = answers(question, cache=place, top=top, device=device, engine=engine, every=every)
