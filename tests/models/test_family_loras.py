@@ -1,6 +1,9 @@
 """LoRAs of every family: trained by dtrak and opened by diffusers or peft, in kohya's format, and in half precision."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +96,30 @@ def test_a_lora_is_trained_saved_and_opened(
         )
     difference = FAMILIES[kind].difference(found, settings_of(kind, base), images.shape, "tiny")
     assert difference is None
+
+
+SAVE = """
+import sys, torch
+from pathlib import Path
+from test_family_loras import settings_of
+from dtrak.models import new_model, save_model
+for kind, folder in (("dit", sys.argv[1]), ("pixart", sys.argv[2]), ("flux", sys.argv[3])):
+    torch.manual_seed(0)
+    save_model(new_model(settings_of(kind, Path(folder)), (3, 16, 16), "tiny"), Path(sys.argv[4], kind))
+"""
+
+
+def test_a_lora_has_the_same_bytes_in_every_process(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """Also where sets have another order."""
+    bases, found = [str(folders(kind)) for kind in ("dit", "pixart", "flux")], []
+    for seed in "12":
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", SAVE, *bases, str(tmp_path / seed)]
+        subprocess.run(command, check=True, env=environment, capture_output=True)
+        files = sorted(path for path in (tmp_path / seed).rglob("*") if path.is_file())
+        found.append({str(path.relative_to(tmp_path / seed)): path.read_bytes() for path in files})
+    assert len(found[0]) > 6
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.id not in ("stable-diffusion-xl", "latent-diffusion")])

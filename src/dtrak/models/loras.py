@@ -8,6 +8,7 @@ that dtrak trained names its pipeline and its prompts in dtrak.json.
 
 import os
 import re
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from dtrak.models.pipelines import (
 from dtrak.models.prompts import networks_of
 from dtrak.progress import say
 
-ADAPTER = "default"  # peft's name of a LoRA
+ADAPTER, PREFIX = "default", "base_model.model."  # peft's name of a LoRA, and of the network in its files
 OTHER_SIZE = re.compile(  # torch's words for the first weight of another size
     r"size mismatch for (\S+?)(?:\.default)?\.weight: .*?torch\.Size\(\[([\d, ]+)\]\).*?torch\.Size\(\[([\d, ]+)\]\)"
 )
@@ -41,16 +42,8 @@ def add_lora(network: nn.Module, lora: Any, source: str) -> None:
 
     network.requires_grad_(False)
     try:
-        _add_adapter(
-            network,
-            LoraConfig(
-                r=lora.rank,
-                lora_alpha=lora.alpha,
-                lora_dropout=lora.dropout,
-                target_modules=[*lora.targets],
-                init_lora_weights="gaussian",
-            ),
-        )
+        sizes = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+        _add_adapter(network, LoraConfig(**sizes, target_modules=[*lora.targets], init_lora_weights="gaussian"))
     except ValueError:
         names = ", ".join(lora.targets)
         raise UsageError(f"{source}: model.lora.targets: the network has no layers called {names}") from None
@@ -106,60 +99,58 @@ def save_lora(model: DiffusionModel, pipeline: Any, part: str, folder: Path) -> 
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    config, state = config_of(model.network), get_peft_model_state_dict(model.network, adapter_name=ADAPTER)
+    config = copy(config_of(model.network))
+    config.target_modules = sorted(config.target_modules)  # a set has another order in every process
+    state = get_peft_model_state_dict(model.network, adapter_name=ADAPTER)
     layers = {name: value.contiguous() for name, value in state.items()}
-    about: dict[str, Any] = {
-        "base": model.base,
-        "lora": {"rank": config.r, "alpha": config.lora_alpha, "dropout": config.lora_dropout},
-    }
-    if model.prompts is not None:
-        about["prompt"] = model.prompts.template
+    about = {"rank": config.r, "alpha": config.lora_alpha, "dropout": config.lora_dropout}
+    prompt = {} if model.prompts is None else {"prompt": model.prompts.template}
     with whole_folder(folder) as temporary:
         if hasattr(pipeline, "save_lora_weights"):
-            pipeline.save_lora_weights(
-                temporary,
-                safe_serialization=True,
-                **{
-                    f"{part}_lora_layers": convert_state_dict_to_diffusers(layers) if part == "unet" else layers,
-                    # diffusers would apply the dropout when it draws pictures
-                    f"{part}_lora_adapter_metadata": config.to_dict() | {"lora_dropout": 0.0},
-                },
-            )
+            of_part = {
+                f"{part}_lora_layers": convert_state_dict_to_diffusers(layers) if part == "unet" else layers,
+                # diffusers would apply the dropout when it draws pictures
+                f"{part}_lora_adapter_metadata": config.to_dict() | {"lora_dropout": 0.0},
+            }
+            pipeline.save_lora_weights(temporary, safe_serialization=True, **of_part)
         else:
             config.save_pretrained(str(temporary))
-            save_file(
-                {f"base_model.model.{name}": value for name, value in layers.items()}, temporary / PEFT_LORA_FILES[0]
-            )
-        write_json(temporary / LORA_DESCRIPTION, about)
+            named = {f"{PREFIX}{name}": value for name, value in layers.items()}
+            save_file(named, temporary / PEFT_LORA_FILES[0])
+        write_json(temporary / LORA_DESCRIPTION, {"base": model.base, "lora": about, **prompt})
 
 
 def described_lora(folder: Path) -> tuple[str, str | None]:
     """Return the pipeline that a LoRA's folder names, which may be relative to it, and the template of its prompts."""
-    base, prompt = None, None
-    if (folder / LORA_DESCRIPTION).exists():
-        about = read_config(folder, LORA_DESCRIPTION, str(folder))
-        base, prompt = about.get("base"), about.get("prompt")
-    elif (folder / PEFT_CONFIG).exists():
-        base = read_config(folder, PEFT_CONFIG, str(folder)).get("base_model_name_or_path")
+    about = read_config(folder, LORA_DESCRIPTION, str(folder), {}) or read_config(folder, PEFT_CONFIG, str(folder), {})
+    base = str(about.get("base") or about.get("base_model_name_or_path") or "")
     if not base:
         raise UsageError(
             f"{folder} is a LoRA that does not name its pipeline: give the pipeline as the model, and this as its LoRA"
         )
     if (folder / base).is_dir():  # relative to the LoRA, so that both can move together
         base = str((folder / base).resolve())
-    return str(base), prompt
+    return base, about.get("prompt")
 
 
 def load_lora(network: nn.Module, lora: str, source: str, pipeline: Any = None) -> None:
     """Load a LoRA's weights into a network, and into the text encoders of its pipeline if it has some for them."""
+    from peft import LoraConfig, load_peft_weights, set_peft_model_state_dict
+
     path = local_lora(lora)
     check_files(path)
     network.requires_grad_(False)
     try:
         if (path / PEFT_CONFIG).exists():
-            _load_peft_weights(network, path)
+            _add_adapter(network, LoraConfig.from_pretrained(str(path)))
+            weights = {name.removeprefix(PREFIX): value for name, value in load_peft_weights(str(path), "cpu").items()}
+            result = set_peft_model_state_dict(network, weights, adapter_name=ADAPTER)
+            missing = [name for name in result.missing_keys if LORA in name]
+            if missing or result.unexpected_keys:
+                raise ValueError(f"it lacks {missing[0]}" if missing else f"it has {result.unexpected_keys[0]}")
         elif hasattr(pipeline, "load_lora_weights"):
-            pipeline.load_lora_weights(str(path), adapter_name=ADAPTER, **_file_name(path))
+            name = _weights_in(path) if path.is_dir() else None
+            pipeline.load_lora_weights(str(path), adapter_name=ADAPTER, **({"weight_name": name} if name else {}))
             if any(LORA in name for one in networks_of(pipeline).values() for name, _ in one.named_parameters()):
                 say(f"The LoRA {lora} also changes text encoders: prompts are encoded with it, but scores leave it out")
         else:
@@ -175,6 +166,15 @@ def load_lora(network: nn.Module, lora: str, source: str, pipeline: Any = None) 
     if not any(LORA in name for name, _ in network.named_parameters()):
         raise UsageError(f"the LoRA {lora!r} has nothing for the network of {source!r}")
     _in_float32(network)
+
+
+def _weights_in(folder: Path) -> str:
+    """Return the name of the file of a LoRA in a folder: the usual one, or the only one."""
+    usual = [name for name in DIFFUSERS_LORA_FILES if (folder / name).exists()]
+    names = usual[:1] or sorted(file.name for file in folder.glob("*.safetensors"))
+    if len(names) != 1:
+        raise UsageError(f"{folder} holds {len(names)} .safetensors files: give the one with the LoRA")
+    return names[0]
 
 
 def touches_text(lora: str) -> bool:
@@ -202,27 +202,3 @@ def local_lora(lora: str) -> Path:
         return path
     not_found = f"no LoRA at {lora!r}: give a folder, a .safetensors file or a hub id"
     return downloaded(lora, ["*.json", "*.safetensors", *DIFFUSERS_LORA_FILES, *PEFT_LORA_FILES], not_found)
-
-
-def _file_name(path: Path) -> dict[str, str]:
-    """Return the argument that names the file of a LoRA in a folder: the usual file, or the only one."""
-    if not path.is_dir():
-        return {}
-    usual = [name for name in DIFFUSERS_LORA_FILES if (path / name).exists()]
-    names = usual[:1] or sorted(file.name for file in path.glob("*.safetensors"))
-    if len(names) != 1:
-        raise UsageError(f"{path} holds {len(names)} .safetensors files: give the one with the LoRA")
-    return {"weight_name": names[0]}
-
-
-def _load_peft_weights(network: nn.Module, folder: Path) -> None:
-    """Load a LoRA that peft's PeftModel.save_pretrained has written."""
-    from peft import LoraConfig, load_peft_weights, set_peft_model_state_dict
-
-    _add_adapter(network, LoraConfig.from_pretrained(str(folder)))
-    prefix = "base_model.model."
-    weights = {name.removeprefix(prefix): value for name, value in load_peft_weights(str(folder), "cpu").items()}
-    result = set_peft_model_state_dict(network, weights, adapter_name=ADAPTER)
-    missing = [name for name in result.missing_keys if LORA in name]
-    if missing or result.unexpected_keys:
-        raise ValueError(f"it lacks {missing[0]}" if missing else f"it has {result.unexpected_keys[0]}")
