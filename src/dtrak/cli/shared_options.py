@@ -22,7 +22,8 @@ def option(
     metavar: str, help: str, shown: str | None = None, parse: Parser | None = None, name: str | None = None
 ) -> Parameter:
     """Describe an option; `shown` is its default in words."""
-    return Parameter(name, metavar=metavar, help=help, show_default=shown, converter=parse)
+    given: dict[str, Any] = {} if parse is None else {"converter": parse}  # none would undo that of `Place`
+    return Parameter(name, metavar=metavar, help=help, show_default=shown, **given)
 
 
 def whole(least: int, most: str | int) -> Parser:
@@ -43,7 +44,7 @@ def whole(least: int, most: str | int) -> Parser:
 def some_path(_: Any, tokens: Sequence[Token]) -> Path:
     """Parse a path; refuse an empty text, which would mean the current folder."""
     if not tokens[0].value:
-        raise UsageError(f"Invalid value for '{tokens[0].keyword}': the name is empty")
+        raise UsageError(f"Invalid value for '{tokens[0].keyword}': the name is empty (--help tells more)")
     return Path(tokens[0].value)
 
 
