@@ -27,6 +27,7 @@ from tiny_stable_diffusion import save_paintings, save_pipeline
 KEPT = Path(__file__).parent / "same_scores.npz"
 DIGITS = Path(__file__).parent.parent / "benchmarks" / "digits" / "model"  # a trained network
 NEAR = 1e-4  # of the largest score
+OTHERS = {"datamodel-lasso": 1e-2}  # scikit-learn stops before its optimum
 SEEDS, SUBSETS, MEMBERS = (7, 3, 11), 24, (1, 2)
 PROMPTS = ["a disc by anna", "a stripe by carl", "bert"]
 CHANGING = "ek-fac"  # its probes will be drawn in another way
@@ -159,7 +160,7 @@ def assert_same(case: str, ask: Ask, kept: dict[str, NDArray[Any]]) -> None:
     found = ask(case)
     assert expected.keys() <= found.keys()
     apart = {name: np.abs(found[name] - one).max() / np.abs(one).max() for name, one in expected.items()}
-    assert {name: one for name, one in apart.items() if not one < NEAR} == {}
+    assert {name: one for name, one in apart.items() if not one < OTHERS.get(name, NEAR)} == {}
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name not in MOVING])
