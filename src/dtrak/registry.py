@@ -5,7 +5,7 @@ offers one by an entry point in the group `dtrak.KIND`, such as `dtrak.methods`.
 that needs them, when a name is looked up that is not known yet, or when all names are listed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
@@ -23,7 +23,6 @@ class Registry(Mapping[str, Registered], Generic[Registered]):
         self._known: dict[str, EntryPoint | Registered] = {
             name: EntryPoint(name, entry, group) if isinstance(entry, str) else entry for name, entry in entries.items()
         }
-        self._added: set[str] = set()
         self._has_read_entry_points = False
 
     def __getitem__(self, name: str) -> Registered:
@@ -66,17 +65,6 @@ class Registry(Mapping[str, Registered], Generic[Registered]):
         """Add an entry under a name, and return the name; two different entries cannot have the same name."""
         if name not in self:
             self._known[name] = entry
-            self._added.add(name)
         elif self[name] != entry:
             raise UsageError(f"there is another {self.kind} called {name!r} already: give yours another name")
         return name
-
-    def added(self, names: Iterable[str]) -> dict[str, Registered]:
-        """Return those of the named entries that Python code added. Other processes do not know them."""
-        return {name: self[name] for name in names if name in self._added}
-
-    def learn(self, entries: Mapping[str, Registered]) -> None:
-        """Add the entries that another process sent, unless their names are known already."""
-        for name, entry in entries.items():
-            if name not in self:
-                self.add(name, entry)

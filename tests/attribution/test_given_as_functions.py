@@ -54,7 +54,6 @@ def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     registries: tuple[Registry[Any], ...] = (OBJECTIVES, PROJECTIONS, ENCODERS)
     for registry in registries:
         monkeypatch.setattr(registry, "_known", dict(registry))
-        monkeypatch.setattr(registry, "_added", set())
 
 
 @pytest.mark.parametrize("engine", ["process", pytest.param("pool", marks=pytest.mark.slow)])

@@ -131,11 +131,6 @@ class FeatureStore:
             reason = first_mistake(error) if isinstance(error, ValidationError) else error
             raise DtrakError(f"{path} is not the part of a store: {reason}") from error
 
-    @classmethod
-    def is_complete(cls, folder: Path) -> bool:
-        """Return whether a folder is a store of which no shard is missing or damaged."""
-        return (folder / PART).exists() and not cls.open(folder).missing()
-
     def __len__(self) -> int:
         return self._header.rows
 
